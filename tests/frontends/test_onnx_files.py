@@ -355,3 +355,13 @@ def test_operators_that_an_exporter_left_are_named_together(tmp_path: Path) -> N
 
 def _float(name: str) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+
+
+def test_constants_of_old_files_need_not_be_inputs(tmp_path: Path) -> None:
+    """As ONNX Runtime's own script leaves them, which takes constants out of the inputs."""
+    model, x = _model(), np.linspace(-1, 1, 16, dtype=np.float32)[None]
+    model.ir_version, model.opset_import[0].version = 3, 7
+    onnx.save(model, tmp_path / "old.onnx")
+    source = load_source(tmp_path, _describe("old.onnx", (1, 16)))
+    (found,) = interpret(canonicalize(source.to_relax()), [x])
+    assert np.abs(found - source.run(x)[0]).max() < 1e-5

@@ -191,3 +191,24 @@ def test_the_largest_of_a_region_equals_onnx_runtime(mode: str) -> None:
     module = canonicalize(import_model(model, [TensorSpec(name, v.shape, str(v.dtype)) for name, v in given.items()]))
     (found,) = LocalRunner.of_plain(module, host_backend()).run(*given.values())
     assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("opset", [7, 9])
+def test_slices_of_old_opsets_have_their_places_as_attributes(opset: int) -> None:
+    nodes = [
+        helper.make_node("Slice", ["x"], ["a"], starts=[0, 1], ends=[1, 2**31 - 1]),
+        helper.make_node("Slice", ["a"], ["y"], axes=[-1], starts=[-2], ends=[-1]),
+    ]
+    assert np.array_equal(_run(_model(nodes, opset=opset)), _X[:, 1:2])
+
+
+def test_the_count_of_top_k_is_an_input_from_opset_10() -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["y", "places"], axis=1)
+    assert np.array_equal(_run(_model([node], {"k": np.asarray([2])}, opset=10)), [[3.0, 1.0]])
+
+
+def test_a_table_of_strings_is_refused_as_one() -> None:
+    nodes = [helper.make_node("ArgMax", ["x"], ["i"], axis=1), helper.make_node("Gather", ["names", "i"], ["y"])]
+    names = np.asarray(["a", "b", "c"], object)
+    with pytest.raises(UnsupportedOperatorError, match=r"Gather \(node 'y'\): strings; take the numbers"):
+        _import(_model(nodes, {"names": names}))

@@ -151,6 +151,7 @@ CASES: dict[str, tuple[Array, dict[str, Any], int]] = {
     "LabelEncoder": (_INTEGERS, {"keys_int64s": [1, 4], "values_int64s": [40, 10], "default_int64": -7}, 1),
     "LabelEncoder, floats": (_INTEGERS, {"keys_int64s": [0, 3], "values_floats": [0.5, 1.5], "default_float": 9.0}, 1),
     "OneHotEncoder": (_INTEGERS, {"cats_int64s": [0, 2, 4], "zeros": 1}, 1),
+    "OneHotEncoder, of known categories": (_INTEGERS % 3 * 2, {"cats_int64s": [0, 2, 4], "zeros": 0}, 1),
     "Scaler": (_x(6, 3), {"offset": _list(3), "scale": _list(3)}, 1),
     "Scaler, of integers": (_INTEGERS, {"offset": [0.5], "scale": [2.0]}, 1),
     **{f"Normalizer, {norm}": (_row(_x(6, 3)), {"norm": norm}, 1) for norm in ("MAX", "L1", "L2")},

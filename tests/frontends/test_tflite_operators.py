@@ -220,6 +220,23 @@ def test_the_transposed_convolution_of_mediapipe(tmp_path: Path) -> None:
     assert made.shape == (1, 8, 8, 2)
 
 
+def test_the_header_names_inputs_as_the_import_does(tmp_path: Path) -> None:
+    """TensorFlow's converter decorates the names of a signature's inputs."""
+    writer = FileWriter()
+    first, second = (writer.tensor(f"serving_default_{name}:0", (2, 3), "FLOAT32") for name in ("first", "second"))
+    out = writer.tensor("StatefulPartitionedCall:0", (2, 3), "FLOAT32")
+    writer.operator("SUB", [first, second], [out], "SubOptions")
+    path = tmp_path / "model.tflite"
+    path.write_bytes(writer.content([first, second], [out]))
+    header = read_header(str(path), MAX_BYTES)
+    assert header is not None and [one["name"] for one in header["inputs"]] == ["first", "second"]
+    specs = tuple(TensorSpec(one["name"], one["shape"], one["dtype"]) for one in reversed(header["inputs"]))
+    source = load_source(tmp_path, SourceDescription("tensorflow", None, path.name, specs))
+    a, b = np.full((2, 3), 5, np.float32), np.full((2, 3), 3, np.float32)
+    (made,) = interpret(canonicalize(source.to_relax()), [b, a])
+    assert np.array_equal(made, a - b) and np.array_equal(source.run(b, a)[0], a - b)
+
+
 def test_all_refused_operators_are_in_one_error(tmp_path: Path) -> None:
     """LiteRT cannot load the file: it is not asked. `tvmflow add` reads no more than the header."""
     writer = FileWriter()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from bench.conformance.tflite import interpret
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -30,15 +31,22 @@ class _Many(torch.nn.Module):
         return tuple(function(*inputs) for function in self.functions)
 
 
-def _check(functions: Functions, *inputs: torch.Tensor) -> None:
-    network = _Many(functions).eval()
+def check(functions: Functions, *inputs: torch.Tensor, in_numpy: bool = False) -> None:
+    """Compare functions of tensors with PyTorch. in_numpy: without compilation, for many small kernels."""
+    check_network(_Many(functions).eval(), list(functions), *inputs, in_numpy=in_numpy)
+
+
+def check_network(network: torch.nn.Module, names: list[str], *inputs: torch.Tensor, in_numpy: bool = False) -> None:
     specs = tuple(
         TensorSpec(f"x{place}", tuple(one.shape), str(one.dtype).removeprefix("torch."))
         for place, one in enumerate(inputs)
     )
     module = canonicalize(ExportedModel(network, specs).to_relax())
-    outputs = LocalRunner.of_plain(module, host_backend()).run(*(one.numpy() for one in inputs))
-    for name, ours, theirs in zip(functions, outputs, network(*inputs), strict=True):
+    arrays = [one.numpy() for one in inputs]
+    outputs = interpret(module, arrays) if in_numpy else LocalRunner.of_plain(module, host_backend()).run(*arrays)
+    with torch.no_grad():
+        expected = network(*inputs)
+    for name, ours, theirs in zip(names, outputs, expected, strict=True):
         wanted = theirs.numpy()
         assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), name
         np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-5, err_msg=name)
@@ -83,13 +91,13 @@ FLOATS: Functions = {
 def test_integers() -> None:
     a = torch.tensor([7, -7, 7, -7, 0, 5, 1, -1])
     b = torch.tensor([2, 2, -2, -2, 3, -5, -3, 3])
-    _check(INTEGERS, a, b)
+    check(INTEGERS, a, b)
 
 
 def test_floats() -> None:
     a = torch.tensor([7.5, -7.5, 0.5, _NAN, _INF, -_INF, -0.0, 2.5])
     b = torch.tensor([2.0, 2.0, -0.3, 1.0, 3.0, 3.0, 1.5, _NAN]).nan_to_num(0.7)
-    _check(FLOATS, a, b)
+    check(FLOATS, a, b)
 
 
 @pytest.mark.slow
@@ -108,7 +116,7 @@ def test_ties_and_orders() -> None:
         "place": lambda x: torch.bucketize(x, torch.tensor([1, 3, 4]), right=True),
         "of booleans": lambda x: (x > 2).sum(1) + (x > 2).cumsum(1).amax(1),
     }
-    _check(functions, x)
+    check(functions, x)
 
 
 def test_tensors_without_elements_and_without_axes() -> None:
@@ -121,7 +129,7 @@ def test_tensors_without_elements_and_without_axes() -> None:
         "place of a number": lambda x, e: x.argmax(0) + x.sort(0)[1],
         "constant": lambda x, e: torch.zeros_like(x.expand(2)),
     }
-    _check(functions, torch.tensor(2.5), torch.zeros(0, 3))
+    check(functions, torch.tensor(2.5), torch.zeros(0, 3))
 
 
 def test_writes_by_places() -> None:
@@ -144,7 +152,7 @@ def test_writes_by_places() -> None:
         "bags": lambda x, p: F.embedding_bag(p.reshape(-1), x, torch.tensor([0, 3]), mode="mean"),
         "rows of maxima": lambda x, p: torch.embedding_bag(x, p.reshape(-1), torch.tensor([0, 3, 3]), False, 2)[3],
     }
-    _check(functions, x, places)
+    check(functions, x, places)
 
 
 @pytest.mark.slow
@@ -162,7 +170,7 @@ def test_distances_and_transforms() -> None:
         "in two axes": lambda x: torch.view_as_real(torch.fft.fft2(x)),
         "phase": lambda x: torch.fft.rfft(x)[..., 1:3].angle(),
     }
-    _check(functions, x)
+    check(functions, x)
 
 
 @pytest.mark.slow
@@ -175,7 +183,7 @@ def test_resizes_follow_a_given_scale() -> None:
     functions["of a signal"] = lambda x: F.interpolate(x[0], scale_factor=0.7, mode="linear")
     functions["recomputed"] = lambda x: F.interpolate(x, scale_factor=0.6, mode="bilinear", recompute_scale_factor=True)
     functions["corners"] = lambda x: F.interpolate(x, (3, 3), mode="bicubic", align_corners=True)
-    _check(functions, x)
+    check(functions, x)
 
 
 def test_pixels() -> None:
@@ -186,7 +194,7 @@ def test_pixels() -> None:
         "product": lambda x: x[0, 0] @ x[0, 1, 0],
         "sums": lambda x: torch.addbmm(x[0, :, :, 0], x[:, 0, :2, :3], x[:, 0, :3, :5]),
     }
-    _check(functions, x)
+    check(functions, x)
 
 
 @pytest.mark.slow
@@ -206,7 +214,7 @@ def test_pools() -> None:
         "signal": lambda x: F.max_pool1d(x[0], 3, 2, 1, ceil_mode=True),
         "folded": lambda x: F.fold(F.unfold(x, 3, padding=1, stride=2), (7, 9), 3, padding=1, stride=2),
     }
-    _check(functions, x)
+    check(functions, x)
 
 
 def test_pools_with_more_windows_stay_pools() -> None:
@@ -217,7 +225,7 @@ def test_pools_with_more_windows_stay_pools() -> None:
         "signal": lambda x: F.avg_pool1d(x.flatten(0, 1), 2, 2, ceil_mode=True),
     }
     x = torch.randn(1, 2, 8, 9, generator=torch.Generator().manual_seed(2))
-    _check(functions, x)
+    check(functions, x)
     specs = (TensorSpec("x", tuple(x.shape)),)
     text = ExportedModel(_Many(functions).eval(), specs).to_relax().script()
     assert "take" not in text and all(f"{kind}_pool" in text for kind in ("max", "avg"))

@@ -63,7 +63,7 @@ def test_a_traced_network_equals_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["script", "frozen", "traced"])
 def test_loops_and_branches_by_sizes_are_followed(form: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = scripted_networks.Sizes().eval()
+    network = scripted_networks.Sizes().eval().requires_grad_(False)  # as it is before many exports
     x, divisor = torch.randn(2, 3, 4), torch.tensor([2, 3, 1, 5])
     script = (
         torch.jit.trace(network, (x, divisor), check_trace=False) if form == "traced" else torch.jit.script(network)
@@ -91,3 +91,37 @@ def test_a_script_that_rejects_its_inputs_says_so(tmp_path: Path) -> None:
         ModelFileError, match=r"rejects inputs of zeros at .*view\(-1, 7\).*invalid for input of size 6"
     ):
         _load(tmp_path, torch.jit.script(scripted_networks.Rejects()), ("x", (2, 3)))
+
+
+class Masked(nn.Module):  # type: ignore[misc]
+    """Encoder layers and attention with masks, which PyTorch computes by one operator each without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, activation=kind, norm_first=kind == "gelu")
+            for kind in ("relu", "gelu")
+        )
+        self.attention = nn.MultiheadAttention(8, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        y = self.layers[1](self.layers[0](x, src_key_padding_mask=padded), src_mask=later)
+        return self.attention(y, x, x, key_padding_mask=padded) + self.attention(
+            y, y, y, attn_mask=later, key_padding_mask=padded, average_attn_weights=False
+        )
+
+
+def test_fused_layers_in_a_trace_without_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, x = Masked().eval(), torch.randn(2, 5, 8)
+    padded = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    with torch.no_grad():
+        expected = network(x, padded)
+        script = torch.jit.trace(network, (x, padded), check_trace=False)
+    code = str(script.inlined_graph)
+    assert "_native_multi_head_attention" in code and "_transformer_encoder_layer_fwd" in code
+    source = _load(tmp_path, script, ("x", (2, 5, 8)), ("padded", (2, 5), "bool"))
+    found = interpret(canonicalize(source.to_relax()), [x.numpy(), padded.numpy()])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(ours - theirs.numpy()).max() < 1e-5

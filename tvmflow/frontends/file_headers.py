@@ -218,6 +218,7 @@ def _tflite(file: Path) -> Header:
     import tflite
 
     from tvmflow.frontends.tensorflow.operator_table import check_operators
+    from tvmflow.frontends.tensorflow.tflite_files import plain_name
     from tvmflow.frontends.tensorflow.tflite_states import read_file
 
     graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
@@ -226,7 +227,8 @@ def _tflite(file: Path) -> Header:
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))
         shape = tuple(int(tensor.Shape(axis)) for axis in range(tensor.ShapeLength()))
-        inputs.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
+        name = plain_name(tensor.Name().decode(errors="replace"))
+        inputs.append(Input(name, shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
     return Header("a TFLite file", ("tensorflow",), tuple(inputs), channels_last=True)
 
 

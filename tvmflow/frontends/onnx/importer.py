@@ -155,6 +155,8 @@ class GraphImporter:
             folded = evaluate(node, inputs, self.versions)
             if folded is not None:
                 return folded
+        if any(isinstance(value, np.ndarray) and value.dtype.kind in "OSU" for value in inputs):
+            raise RefusedNodeError("strings; take the numbers before as outputs, and look texts up in your program")
         values = self._convert(node, inputs, schema)
         for name, value in zip(node.output, values, strict=False):
             if name and name in types and node.op_type not in _WRONG_INFERENCE:

@@ -22,7 +22,7 @@ CORRECT: frozenset[str] = frozenset(
     HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul
     MaxRoiPool MeanVarianceNormalization Mish Mul Neg Not Or PRelu RMSNormalization Reciprocal ReduceL1 ReduceL2
     ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Reshape Round ScatterND Selu
-    Sigmoid Sin Slice Softmax Softplus Softsign Split Sqrt Sub Tan Tanh ThresholdedRelu Tile Transpose Trilu
+    Sigmoid Sin Softmax Softplus Softsign Split Sqrt Sub Tan Tanh ThresholdedRelu Tile Transpose Trilu
     Where Xor
     """.split()
 )

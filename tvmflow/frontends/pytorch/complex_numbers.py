@@ -238,7 +238,7 @@ def by_parts(own: Convert | None) -> Convert:
 _ALIKE = """
 view reshape _unsafe_view permute transpose slice select squeeze unsqueeze expand clone cat stack constant_pad_nd index
 index_select flip roll repeat diagonal unfold as_strided sum mean alias neg _neg_view gather split_with_sizes
-lift_fresh_copy
+lift_fresh_copy copy slice_scatter select_scatter index_put where
 """.split()
 
 _BY_NAME: dict[str, Callable[[Call], Any]] = {
@@ -261,6 +261,7 @@ _BY_NAME: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("_conj", "conj_physical", "_conj_physical"), _conjugate),
     **dict.fromkeys(("resolve_conj", "resolve_neg"), _resolved),
     "_to_copy": _copy,
+    **dict.fromkeys(("full", "full_like"), lambda call: _expanded(call, _part(call, call["fill_value"]))),
 }
 
 

@@ -22,7 +22,11 @@ def fold_known_values(program: Any) -> Any:
     """Return a torch.export program, decomposed into core operators, with such values as constants. Raises PyTorch's
     errors.
     """
+    tensors = (*program.state_dict.values(), *program.constants.values())
+    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
+        return program  # PyTorch cannot decompose it
     program = decompose(program)
+    _split_complex(program)
     graph = program.graph_module.graph
     known = _find_known_values(program)
     first, spec = next(iter(graph.nodes)), torch.export.graph_signature
@@ -44,6 +48,27 @@ def fold_known_values(program: Any) -> Any:
         if _asserts(node) or (node in known and node.op != "placeholder" and not node.users):
             graph.erase_node(node)
     return program
+
+
+def _split_complex(program: Any) -> None:
+    """Store complex weights as pairs of real numbers, of which an operator makes complex ones."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if spec.target}
+    program._state_dict, program._constants = dict(program.state_dict), dict(program.constants)
+    graph = program.graph_module.graph
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    first = nodes[-1].next
+    for node in nodes:
+        whole = node.meta.get("val")
+        if node.name not in specs or not (isinstance(whole, torch.Tensor) and whole.is_complex()):
+            continue
+        target = specs[node.name].target
+        held = program.state_dict if target in program.state_dict else program.constants
+        held[target] = torch.view_as_real(held[target].detach().resolve_conj()).contiguous()
+        with graph.inserting_before(first):
+            made = graph.call_function(torch.ops.aten.view_as_complex.default, (node,))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+        node.meta["val"] = torch.empty((*whole.shape, 2), dtype=held[target].dtype, device="meta")
 
 
 def _asserts(node: Any) -> bool:

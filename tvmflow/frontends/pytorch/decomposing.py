@@ -27,9 +27,6 @@ class _WritesError(Exception):
 
 def decompose(program: Any) -> Any:
     """Return a torch.export program in core operators. Raises PyTorch's errors."""
-    tensors = (*program.state_dict.values(), *program.constants.values())
-    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
-        return program  # PyTorch cannot decompose it
     return _traced(program, _table(program)) or program.run_decompositions(_table(program))
 
 

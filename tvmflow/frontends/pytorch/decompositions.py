@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from tvmflow.frontends.pytorch.fused_layers import FUSED_LAYERS
+from tvmflow.frontends.pytorch.linear_algebra import LINEAR_ALGEBRA
+
 
 def decompositions() -> Any:
     """Return PyTorch's table of decompositions into core operators, with ours."""
@@ -129,7 +132,17 @@ _ERFINV_TAIL += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
 
 def _erfinv(x: Any) -> Any:
     x = _float(x)
-    w = -((1 - x) * (1 + x)).log()
+    return _erfinv_of(x, -((1 - x) * (1 + x)).log())
+
+
+def _ndtri(x: Any) -> Any:
+    """Return the quantiles of the normal distribution; near 0 and 1 the difference from it is exact."""
+    x = _float(x)
+    return math.sqrt(2) * _erfinv_of(2 * x - 1, -(4 * x * (1 - x)).log())
+
+
+def _erfinv_of(x: Any, w: Any) -> Any:
+    """Return the inverse of the error function at x, of which w is -log(1 - x^2)."""
     centre, tail = w - 2.5, w.clamp(min=5).sqrt() - 3
     near = torch.full_like(x, _ERFINV_CENTRE[0])
     far = torch.full_like(x, _ERFINV_TAIL[0])
@@ -243,7 +256,24 @@ def _unbind(x: Any, dim: int = 0) -> Any:
     return tuple(x.select(dim, place) for place in range(x.shape[dim]))
 
 
+def _rrelu(x: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any) -> Any:
+    """Without training the slope is the mean of its bounds."""
+    if training:
+        return NotImplemented
+    return torch.where(x > 0, x, x * ((lower + upper) / 2))
+
+
+def _rrelu_functional(x: Any, noise: Any, *options: Any, generator: Any = None) -> Any:
+    found = _rrelu(x, noise, *options)
+    return found if found is NotImplemented else (found, noise)
+
+
 _OWN: dict[str, Callable[..., Any]] = {
+    **FUSED_LAYERS,
+    **LINEAR_ALGEBRA,
+    "special_ndtri": _ndtri,
+    "rrelu_with_noise": _rrelu,
+    "rrelu_with_noise_functional": _rrelu_functional,
     "_trilinear": _trilinear,
     "ldexp": _ldexp,
     "view_copy": lambda x, size: x.reshape(size),

@@ -73,6 +73,7 @@ class ExportedModel(TorchModel):
                 warnings.simplefilter("ignore")
                 program = fold_known_values(program)
                 _check_stateless(program)
+                _check_effects(program)
                 module = from_exported_program(
                     program,
                     unwrap_unit_return_tuple=True,
@@ -110,6 +111,17 @@ def _check_stateless(program: Any) -> None:
         )
 
 
+def _check_effects(program: Any) -> None:
+    """Raise UnsupportedOperatorError for operators that do more than compute: PyTorch orders them by tokens."""
+    named = {str(n.args[1]) for n in program.graph_module.graph.nodes if getattr(n.target, "__name__", "") == _EFFECTS}
+    if named:
+        raise UnsupportedOperatorError(
+            f"the model calls operators with effects beside their results: {', '.join(sorted(named))[:300]}",
+            "operators that only compute, of matrices of at most 64 rows for factorizations",
+            "remove the checks or prints of the model, or export it in another format",
+        )
+
+
 class _InFloat64:
     """A model in float64. A module with fixed float32 inside cannot run so: ModelFileError."""
 
@@ -138,6 +150,7 @@ class _WithoutOneDnn:
                 return self.model.run(*inputs)
 
 
+_EFFECTS = "with_effects"
 _MOST_NAMED = 20  # operators in one message
 
 

@@ -23,7 +23,7 @@ import torch
 
 from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
 from tvmflow.frontends.pytorch.float_ends import common_float
-from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
+from tvmflow.frontends.pytorch.operators import sized_by_values, unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.script_states import recorded_module
 from tvmflow.frontends.pytorch.scripts import keep_numbers
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
@@ -35,6 +35,8 @@ _TARGETS = re.compile(
     r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_)"
 )
 _SYMBOL = re.compile(r"Symbol\('[suzn]\d+'(, (positive|integer|nonnegative|real|nonzero)=True)*\)")
+_VALUE_SYMBOL = re.compile(r"Symbol\('u\d+'")  # the exporter's name of a size that values decide
+_VALUE_ASSERTION = re.compile(r"Runtime assertion failed for expression .*\bu\d+")
 _EXPRESSION_WORDS = re.compile(
     r"[suzn]\d+|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Add|Mul|Pow|Rational|Integer|floor|ceiling|oo|int_oo|True|False"
 )
@@ -106,7 +108,7 @@ def _targets(path: Path, program: Any) -> set[str]:
     """Return the operators that a program calls. Raises ModelFileError for other names, and for expressions that are
     code.
     """
-    todo, targets = [program], set()
+    todo, targets, by_values = [program], set(), False
     while todo:
         value = todo.pop()
         if isinstance(value, list):
@@ -118,15 +120,32 @@ def _targets(path: Path, program: Any) -> set[str]:
                         raise _not_allowed_error(path, f"a call of {item[:100]!r}")
                     targets.add(item)
                 if key == "expr_str":
-                    if not _is_plain(str(item)):
+                    if _VALUE_SYMBOL.search(str(item)):
+                        by_values = True  # refused below, before anything evaluates it
+                    elif not _is_plain(str(item)):
                         raise _not_allowed_error(path, f"the expression {str(item)[:100]!r}")
                 elif key == "custom_obj_values" and item:
                     raise _not_allowed_error(path, "objects of other classes than tensors")
                 elif not (key in _NOTES and _is_text(item)):
                     todo += [key, item]
+        elif isinstance(value, str) and _VALUE_ASSERTION.match(value):
+            by_values = True
         elif isinstance(value, str) and not _is_name(value):
             raise _not_allowed_error(path, f"the name {value[:100]!r}")
+    if by_values:
+        raise _by_values_error(path, targets)
     return targets
+
+
+def _by_values_error(path: Path, targets: set[str]) -> UnsupportedOperatorError:
+    """Return an error that names the operators of a program that make sizes of values."""
+    named = sized_by_values(target.removeprefix("torch.ops.aten.") for target in targets)
+    shown = ", ".join(named) or "by x[mask] or torch.where(mask), for example"
+    return UnsupportedOperatorError(
+        f"sizes in {path.name} depend on values, not on the sizes of its inputs: {shown}",
+        "a program whose shapes are fixed by those of its inputs",
+        "cut the model there and decide in your program, or write it with torch.where and masks",
+    )
 
 
 def _is_text(note: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 
 from tvmflow.frontends.pytorch.complex_numbers import names_of_complex
-from tvmflow.frontends.pytorch.converters import converters, operators_of_tvm
+from tvmflow.frontends.pytorch.converters import REFUSED, converters, operators_of_tvm
 from tvmflow.frontends.pytorch.decompositions import decomposed_names
 
 # Operators on sizes, lists and texts in TorchScript; tracing removes all of them.
@@ -74,6 +74,11 @@ def unknown_operators(names: Iterable[str]) -> list[str]:
     """Return the unknown operators of a program; in-place variants count as the others."""
     known = known_operators()
     return sorted({name for name in names if name in _NEVER or not {name, name.removesuffix("_")} & known})
+
+
+def sized_by_values(names: Iterable[str]) -> list[str]:
+    """Return those of operators, with overloads, that make sizes of values."""
+    return sorted(name for name in names if "values" in REFUSED.get(name.split(".")[0], ""))
 
 
 def unknown_in_script(code: str) -> list[str]:

@@ -73,7 +73,10 @@ def recorded(script: Any, run: Run, example: Sequence[Any], states: Sequence[Any
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # With gradients, PyTorch takes no fused operators of whole layers, which have no converters.
-    tracked = [x.clone().requires_grad_().clone() if x.is_floating_point() else x.clone() for x in example]
+    for weight in script.parameters():
+        weight.requires_grad_(weight.is_floating_point())
+    with torch.enable_grad():
+        tracked = [x.clone().requires_grad_().clone() if x.is_floating_point() else x.clone() for x in example]
     operator, _, kept = _keep_operator()
     kept.clear()
     try:

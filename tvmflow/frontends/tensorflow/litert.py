@@ -23,6 +23,7 @@ from tvmflow.frontends.source_model import (
     input_positions,
     open_names,
 )
+from tvmflow.frontends.tensorflow.tflite_files import plain_name
 from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tensorflow.tflite_states import TfliteFile
 from tvmflow.support.errors import ModelFileError, first_line
@@ -55,11 +56,6 @@ class TfliteInput:
         return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
 
 
-def _plain_name(name: str) -> str:
-    """Return the name of a tensor without the exporter's decoration."""
-    return name.removeprefix("serving_default_").split(":")[0]
-
-
 class LitertModel:
     """A .tflite model that LiteRT runs; quantized inputs and outputs are converted from and to float32, states are not.
 
@@ -78,7 +74,7 @@ class LitertModel:
         declared = {one.input for one in self.states}
         plain = tuple(spec for spec in inputs if spec.name not in declared)
         own = self.graph.inputs[: len(self.graph.inputs) - len(declared)]
-        places_of = {_plain_name(tensor.name): tensor for tensor in own}
+        places_of = {plain_name(tensor.name): tensor for tensor in own}
         names = open_names(path.name, list(places_of), fixed)
         ends = [*(places_of[name] for name in names), *self.graph.inputs[len(own) :]]
         self.specs = (*plain, *self.file.specs)
@@ -122,7 +118,7 @@ class LitertModel:
         return [tensor.index for tensor in (*made[:own], *given[own:])]
 
     def output_names(self) -> tuple[str, ...]:
-        return (*(_plain_name(output["name"]) for output in self.outputs), *(one.output for one in self.states))
+        return (*(plain_name(output["name"]) for output in self.outputs), *(one.output for one in self.states))
 
     def other_roundings(self) -> Iterator[Runner]:
         from ai_edge_litert.interpreter import OpResolverType

@@ -12,6 +12,11 @@ MAX_TFLITE_BYTES = 2 << 30  # flatbuffers' own limit
 _MAX_RANK = 8
 
 
+def plain_name(name: str) -> str:
+    """Return the name of an input without the exporter's decoration, by which entries and callers know it."""
+    return name.removeprefix("serving_default_").split(":")[0]
+
+
 def read_tflite(path: Path) -> bytes:
     """Return the file's bytes after checking that all tables used by the runtime are inside. Raises ModelFileError."""
     size = path.stat().st_size

@@ -295,7 +295,16 @@ def _max_unpool(node: Node) -> Value:
 def _top_k(node: Node) -> Any:
     if dtype_of(node.inputs[0]) == "uint64":
         raise RefusedNodeError("values of uint64, which TVM does not sort")
-    return tvm_converters.converter_in_tvm("TopK", node.version)(node)
+    return tvm_converters.converter_in_tvm("TopK", 11 if node.version == 10 else node.version)(node)
+
+
+def _slice(node: Node) -> Any:
+    """Until opset 9 the places are attributes."""
+    if node.version < 10:
+        starts, ends = (np.asarray(node.attributes[name], np.int64) for name in ("starts", "ends"))
+        axes = np.asarray(node.attributes.get("axes", range(len(starts))), np.int64)
+        node = Node(**{**vars(node), "inputs": (node.inputs[0], starts, ends, axes), "attributes": {}})
+    return tvm_converters.converter_in_tvm("Slice", 13)(node)
 
 
 def _einsum(node: Node) -> Value:
@@ -313,6 +322,7 @@ def _einsum(node: Node) -> Value:
 
 MOVES = {
     "Einsum": _einsum,
+    "Slice": _slice,
     "TopK": _top_k,
     "Pad": _pad,
     "EyeLike": _eye_like,

@@ -176,11 +176,10 @@ def _label_encoder(node: Node) -> Value:
 
 
 def _one_hot(node: Node) -> Value:
+    """An unknown category gives zeros; with zeros=0, the default of scikit-learn, ONNX Runtime raises an error then."""
     x, r = node.inputs[0], node.emitter
     if node.attributes.get("cats_strings"):
         raise RefusedNodeError(_STRINGS)
-    if not node.attributes.get("zeros", 1):
-        raise RefusedNodeError("zeros=0, which makes an error of an unknown category")
     categories = np.asarray(node.attributes.get("cats_int64s", ()), np.int64)
     column = r.reshape_to(r.cast(x, "int64"), [*dims(x), 1])
     return r.cast(r.equal(column, categories.reshape(*[1] * len(dims(x)), -1)), "float32")
