@@ -32,6 +32,7 @@ from tvmflow.pipeline.stage import run_here
 from tvmflow.pipeline.store import Store
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
+from tvmflow.support.garbage import collect_rarely
 from tvmflow.support.secrets import mask_process
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.tuning.measure.builders import use_builders
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     mask_process()
+    collect_rarely()
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()

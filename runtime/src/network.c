@@ -34,7 +34,7 @@
 
 typedef struct {
   void *memory;
-  size_t size;
+  size_t size, asked; /* asked: what it was taken for last */
   int in_use;
 } workspace;
 
@@ -142,16 +142,21 @@ static void *take_workspace(int device_type, int device_id, uint64_t size, int c
   workspace *found = NULL, *room = NULL;
   for (workspace *at = current.instance->workspaces[current.number]; at < current.instance->workspaces[current.number] + MAX_WORKSPACES; ++at) {
     if (at->in_use) continue;
+    if (at->asked == size && at->memory) { /* as in the last row of the same loop */
+      found = at;
+      break;
+    }
     if (at->size >= size && at->memory && (!found || at->size < found->size)) found = at;
     if (!room || at->size < room->size) room = at;
   }
   if (!found) {
     if (!room) return NULL;
     release(current.instance, room->memory);
-    *room = (workspace){allocate(current.instance, size), size, 0};
+    *room = (workspace){allocate(current.instance, size), size, size, 0};
     if (!room->memory) return room->size = 0, NULL;
     found = room;
   }
+  found->asked = size;
   found->in_use = 1;
   return found->memory;
 }

@@ -124,6 +124,28 @@ def test_attention_by_einsum_is_one_kernel() -> None:
     assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(Einsums(), inputs)) < BOUND
 
 
+class Flipped(torch.nn.Module):
+    """Attention between channels-first images as EfficientViT and LeViT's descendants write it: values by the
+    transposed weights.
+    """
+
+    def forward(self, q: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(q.flatten(2).transpose(-2, -1) @ (q.flatten(2) * 0.3) + bias, dim=-1)
+        return (v.flatten(2) @ weights.transpose(-2, -1)).unflatten(2, v.shape[2:]) * 2.0
+
+
+@pytest.mark.parametrize(("size", "depth", "width"), [((7, 7), 16, 20), ((3, 5), 7, 8)])
+def test_attention_by_transposed_weights_is_one_kernel(size: tuple[int, int], depth: int, width: int) -> None:
+    draw = np.random.default_rng(6)
+    shapes = ((2, depth, *size), (2, width, *size), (size[0] * size[1],) * 2)
+    inputs = tuple(draw.standard_normal(shape, np.float32) for shape in shapes)
+    specs = tuple(TensorSpec(name, shape, "float32") for name, shape in zip("qvb", shapes, strict=True))
+    module = canonicalize(ExportedModel(Flipped().eval(), specs).to_relax())
+    names = kernels(module, HOST)
+    assert "attention" in names and not [name for name in names if "softmax" in name or "batched" in name]
+    assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(Flipped(), inputs)) < BOUND
+
+
 class Steps(torch.nn.Module):
     """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order: the
     next input, or a number without axes.

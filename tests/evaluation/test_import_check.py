@@ -101,8 +101,22 @@ def _with(other: Sharp, net: Sharp) -> Sharp:
 def test_an_output_without_elements_is_refused_by_its_shape(tmp_path: Path) -> None:
     nodes = [helper.make_node("Slice", ["x", "zero", "zero", "zero"], ["y"])]
     _onnx(tmp_path, nodes, {"zero": np.zeros(1, np.int64)}, (1, 3), (0, 3))
-    with pytest.raises(ModelFileError, match=r"output without elements, of shape \(8, 0, 3\)"):
+    with pytest.raises(ModelFileError, match=r"output without elements, y of shape \(8, 0, 3\)"):
         _read(_fetched(tmp_path, "onnx", "model.onnx", one_input("x", (1, 3))))
+
+
+@pytest.mark.parametrize(
+    ("has_data", "hint"),
+    [(False, "set low and high of its inputs in params.yaml"), (True, "data as the model takes it")],
+)
+def test_numbers_that_a_model_does_not_take_are_named(has_data: bool, hint: str, tmp_path: Path) -> None:
+    _onnx(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {}, (1, 3), (1, 3))
+    fetched = _fetched(tmp_path, "onnx", "model.onnx", one_input("x", (1, 3)))
+    described = json.loads((fetched / "source.json").read_text())
+    (fetched / "source.json").write_text(json.dumps(described | {"has_data": has_data}))
+    with pytest.raises(ModelFileError, match=r"output y of the source model is not finite for \d of 8") as raised:
+        _read(fetched)
+    assert hint in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("name", BROKEN)

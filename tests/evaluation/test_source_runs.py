@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from tvmflow.evaluation import source_runs
+from tvmflow.evaluation.agreement import Noise
 from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges, running_source
+from tvmflow.frontends.source_model import Arrays
 from tvmflow.support.errors import ModelFileError
 
 
 class _Source:
     def __init__(self, runs_in_forks: bool = True) -> None:
         self.runs_in_forks = runs_in_forks
+
+    def use_threads(self, threads: int) -> None:
+        assert threads == 1
 
 
 def _process() -> SourceRuns:
@@ -32,9 +37,16 @@ def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(source_runs, "can_fork", lambda: request.param)
 
 
+def _measure(expected: Arrays) -> tuple[Noise, ...]:
+    """Return the processes of the runs and of this, as noise."""
+    return (Noise(float(expected[0][0]), float(os.getpid())),)
+
+
 def _ran_in(source: Any) -> int:
-    with running_source(source, _process) as finish:
-        return int(finish().expected[0][0])
+    with running_source(source, _process, _measure) as beside:
+        process = int(beside.runs().expected[0][0])
+        assert beside.noise() == (Noise(process, process),)
+        return process
 
 
 def test_it_runs_in_a_process_of_its_own_if_it_can() -> None:
@@ -50,15 +62,31 @@ def test_a_large_one_runs_here() -> None:
 @pytest.mark.parametrize("forks", [False, True], indirect=True)
 def test_its_error_comes_before_that_of_the_import(forks: None) -> None:
     source: Any = _Source()
-    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject):
+    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject, _measure):
         raise ValueError("the import")
-    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject) as finish:
-        finish()
-    with pytest.raises(ValueError, match="the import"), running_source(source, _process):
+    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject, _measure) as beside:
+        beside.runs()
+    with pytest.raises(ValueError, match="the import"), running_source(source, _process, _measure):
         raise ValueError("the import")
-    with pytest.raises(ValueError, match="the import"), running_source(source, _process) as finish:
-        finish()
+    with pytest.raises(ValueError, match="the import"), running_source(source, _process, _measure) as beside:
+        beside.runs()
         raise ValueError("the import")
+
+
+@pytest.mark.parametrize("forks", [False, True], indirect=True)
+def test_noise_that_cannot_be_measured_beside_the_import_is_measured_here(forks: None) -> None:
+    here = os.getpid()
+
+    def measure(expected: Arrays) -> tuple[Noise, ...]:
+        if os.getpid() != here:
+            raise MemoryError
+        return _measure(expected)
+
+    source: Any = _Source()
+    with running_source(source, _process, measure) as beside:
+        assert beside.noise()[0].sqnr_db == here
+    with pytest.raises(ModelFileError), running_source(source, _reject, measure) as beside:
+        beside.noise()
 
 
 def test_edges_that_the_source_rejects_or_answers_without_numbers_are_left_out() -> None:
@@ -78,8 +106,9 @@ def test_edges_that_the_source_rejects_or_answers_without_numbers_are_left_out()
 def test_runs_are_the_same_behind_a_fork() -> None:
     usual = (np.arange(24.0).reshape(2, 3, 4), np.array([True, False]), *(np.array([at]) for at in range(12)))
     edges = {("large", 1): (np.float32([[np.pi]]),), ("zero", 0): (np.zeros((1, 0)), np.int8([3]))}
-    with running_source(_Source(), lambda: SourceRuns(usual, edges)) as finish:  # type: ignore[arg-type]
-        found = finish()
+    source: Any = _Source()
+    with running_source(source, lambda: SourceRuns(usual, edges), _measure) as beside:
+        found = beside.runs()
     assert list(found.edges) == list(edges)
     for one, other in zip((usual, *edges.values()), (found.expected, *found.edges.values()), strict=True):
         assert [x.dtype for x in one] == [x.dtype for x in other]

@@ -29,6 +29,23 @@ def test_the_result_comes_from_another_process_and_may_be_large() -> None:
     assert int(process) != os.getpid() and found == large
 
 
+def test_the_next_function_runs_while_nobody_reads_the_first_result(tmp_path: Path) -> None:
+    path = tmp_path / "reached"
+
+    def reach() -> bytes:
+        path.write_text("")
+        return b""
+
+    with forked(lambda: bytes(1 << 20), reach, _raise) as wait:
+        deadline = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.exists() and wait() == bytes(1 << 20) and wait() == b""
+        for _ in range(2):
+            with pytest.raises(ForkFailedError, match=r"status 1$"):
+                wait()
+
+
 def _raise() -> bytes:
     raise ValueError("of the function")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.evaluation.agreement import Agreement, classes_of
+from tvmflow.evaluation.agreement import Agreement, Noise, classes_of
 from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
 from tvmflow.evaluation.imported_files import FACTS_NAME, PEER_NAME
 from tvmflow.evaluation.onnx_export import exporting_onnx
 from tvmflow.evaluation.source_layers import locate_layers, write_layers
+from tvmflow.evaluation.source_noise import measure_noise
 from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges, running_source
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
@@ -24,6 +26,7 @@ from tvmflow.frontends.source_model import (
     Arrays,
     OutputSpec,
     Runner,
+    SourceDescription,
     SourceModel,
     WeightedLayer,
     batch_at,
@@ -63,6 +66,11 @@ class _Given:
         )
 
     @property
+    def checked(self) -> int:
+        """Return how many of the first inputs the check after import compares."""
+        return max(LEAST_INPUTS, len(self.golden[0]))
+
+    @property
     def runs(self) -> int:
         return len(self.evaluation) + sum(len(inputs[0]) for inputs in self.edges.values())
 
@@ -78,7 +86,8 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     batch, task = description.batch, description.task
     progress("loading the source model", 0, 4)
     source, given = load_source(fetched, description), _Given.read(fetched)
-    with running_source(source, lambda: _run_source(source, given, batch, task)) as finish_runs:
+    measure = functools.partial(_measure_noise, source, given, batch)
+    with running_source(source, lambda: _run_source(source, given, description), measure) as beside:
         progress("importing", 1, 4)
         source.prepare_conversion()
         # TVM is imported while the source runs.
@@ -90,9 +99,9 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
             module = canonicalize(source.to_relax())
             progress("checking against the source", 2, 4)
             runner = LocalRunner.of_plain(module, host_backend(), given.runs)
-            found = finish_runs()
+            found = beside.runs()
             imported = run_in_batches(runner, given.evaluation.inputs, batch)
-            check = ImportCheck(source, batch, task, max_relative_error)
+            check = ImportCheck(source, batch, task, max_relative_error, beside.noise)
             agreement = _check(check, given, found, imported, runner)
             sized = None
             if description.sizes:
@@ -109,19 +118,26 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     return facts
 
 
-def _run_source(source: SourceModel, given: _Given, batch: int, task: str | None) -> SourceRuns:
+def _run_source(source: SourceModel, given: _Given, description: SourceDescription) -> SourceRuns:
     """Run the source on the inputs of its check. Raises ModelFileError for outputs that nothing can be compared with,
     and TvmflowError for labels that do not fit them.
     """
-    expected = run_in_batches(source, given.evaluation.inputs, batch)
-    _check_outputs(expected, given.labels, given.evaluation.y, task)
-    return SourceRuns(expected, run_at_edges(source, given.edges, batch))
+    expected = run_in_batches(source, given.evaluation.inputs, description.batch)
+    for name, output in zip(source.output_names(), expected, strict=True):
+        _check_numbers(name, output, description.has_data)
+    _check_classes(expected, given.labels, given.evaluation.y, description.task)
+    return SourceRuns(expected, run_at_edges(source, given.edges, description.batch))
+
+
+def _measure_noise(source: SourceModel, given: _Given, batch: int, expected: Arrays) -> tuple[Noise, ...]:
+    """Return the noise of the outputs for the inputs that the check compares."""
+    inputs = _first(given.evaluation.inputs, given.checked)
+    return measure_noise(source, inputs, batch, _first(expected, given.checked))
 
 
 def _check(check: ImportCheck, given: _Given, found: SourceRuns, imported: Arrays, runner: Runner) -> Agreement:
     """Compare the import with the source's runs. Raises AgreementError."""
-    count = max(LEAST_INPUTS, len(given.golden[0]))
-    samples = (_first(values, count) for values in (given.evaluation.inputs, imported, found.expected))
+    samples = (_first(values, given.checked) for values in (given.evaluation.inputs, imported, found.expected))
     try:
         agreement = check.on_samples(*samples)
         check.at_edges(given.edges, runner, found)
@@ -198,16 +214,30 @@ def _describe_outputs(source: SourceModel, module: IRModule, sized: BucketedImpo
     ]
 
 
-def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
-    for output in outputs:
-        if output.dtype.kind not in "fiub":
-            raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
-        if not output.size:
-            raise ModelFileError(
-                f"the model has an output without elements, of shape {output.shape}", "numbers in each output"
-            )
-        if not np.isfinite(output).all():
-            raise ModelFileError("the outputs of the source model are not finite", "undamaged weights")
+def _check_numbers(name: str, output: Array, has_data: bool) -> None:
+    if output.dtype.kind not in "fiub":
+        raise ModelFileError(f"the model has an output of {output.dtype}, {name}", "real numbers")
+    if not output.size:
+        raise ModelFileError(
+            f"the model has an output without elements, {name} of shape {output.shape}", "numbers in each output"
+        )
+    bad = int((~np.isfinite(output).reshape(len(output), -1).all(axis=1)).sum())
+    if bad and has_data:
+        raise ModelFileError(
+            f"output {name} of the source model is not finite for {bad} of {len(output)} samples of its data set",
+            "finite numbers",
+            "use undamaged weights, and data as the model takes it",
+        )
+    if bad:
+        raise ModelFileError(
+            f"output {name} of the source model is not finite for {bad} of {len(output)} samples of random numbers",
+            "finite numbers",
+            "if the model takes numbers of some range only, as logarithms and roots do, set low and high of its inputs "
+            "in params.yaml, or give it a data set; otherwise its weights are damaged",
+        )
+
+
+def _check_classes(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
     predicted = classes_of(outputs[0], task)
     if predicted is None:
         return  # the outputs are not classes, so labels do not apply

@@ -1,18 +1,26 @@
-"""Run a source model on all inputs of its check, in a process of its own while its import goes on."""
+"""Run a source model on all inputs of its check, in a process of its own while its import goes on.
+
+The process then measures the noise of its outputs, in case that the check asks for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvmflow.evaluation.agreement import Noise
 from tvmflow.frontends.source_model import Arrays, Runner, SourceModel, run_in_batches
 from tvmflow.support.errors import ModelFileError
 from tvmflow.support.forks import ForkFailedError, can_fork, forked
+from tvmflow.support.json_values import from_json, to_json
+
+Noises = tuple[Noise, ...]  # of each output
 
 _USUAL = ""  # the name of inputs that are at no edge
 
@@ -43,33 +51,79 @@ class SourceRuns:
         return cls(found.pop((_USUAL, 0)), found)
 
 
-@contextmanager
-def running_source(source: SourceModel, run: Callable[[], SourceRuns]) -> Iterator[Callable[[], SourceRuns]]:
-    """Yield a function that waits for the result of `run`, which only runs the source, and raises its error.
+class RunningSource:
+    """A source that runs beside its import. wait: returns the results of the fork, None without one."""
 
-    That error comes before any of the context: a source that does not run says best what is wrong with a model.
+    def __init__(
+        self, run: Callable[[], SourceRuns], measure: Callable[[Arrays], Noises], wait: Callable[[], bytes] | None
+    ) -> None:
+        self._run, self._measure, self._wait = run, measure, wait
+        self._found: SourceRuns | None = None
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self._found is not None
+
+    def runs(self) -> SourceRuns:
+        """Wait for the outputs; raises the error of `run`."""
+        if self._found is None:
+            received = self._receive()
+            self._found = self._run() if received is None else SourceRuns.from_bytes(received)
+        return self._found
+
+    def noise(self) -> Noises:
+        """Wait for the noise of the outputs."""
+        expected = self.runs().expected
+        received = self._receive()
+        return self._measure(expected) if received is None else _noises_from(received)
+
+    def _receive(self) -> bytes | None:
+        """Return the next result; None if it must be computed here, where its error can be raised."""
+        if self._wait is None:
+            return None
+        try:
+            return self._wait()
+        except ForkFailedError:
+            self._wait = None
+            return None
+
+
+@contextmanager
+def running_source(
+    source: SourceModel, run: Callable[[], SourceRuns], measure: Callable[[Arrays], Noises]
+) -> Iterator[RunningSource]:
+    """Yield what `run` finds, which only runs the source, and what `measure` says of the noise of these outputs, which
+    few imports need.
+
+    The error of `run` comes before any of the context: a source that does not run says best what is wrong with a model.
     """
     if not (source.runs_in_forks and can_fork()):
-        found = run()
-        yield lambda: found
+        here = RunningSource(run, measure, None)
+        here.runs()
+        yield here
         return
-    with forked(lambda: run().to_bytes()) as wait:
-        is_waited_for = False
+    found: list[SourceRuns] = []
 
-        def finish() -> SourceRuns:
-            nonlocal is_waited_for
-            is_waited_for = True
-            try:
-                return SourceRuns.from_bytes(wait())
-            except ForkFailedError:
-                return run()  # here, where its error can be raised
+    def first() -> bytes:
+        source.use_threads(1)  # the others belong to the import
+        found.append(run())
+        return found[0].to_bytes()
 
+    def second() -> bytes:
+        return json.dumps(to_json(measure(found[0].expected))).encode()
+
+    with forked(first, second) as wait:
+        beside = RunningSource(run, measure, wait)
         try:
-            yield finish
+            yield beside
         except Exception:
-            if not is_waited_for:
-                finish()
+            if not beside.is_waited_for:
+                beside.runs()
             raise
+
+
+def _noises_from(data: bytes) -> Noises:
+    return from_json(tuple[Noise, ...], json.loads(data))
 
 
 def run_at_edges(source: Runner, edges: Mapping[str, Arrays], batch: int) -> dict[tuple[str, int], Arrays]:

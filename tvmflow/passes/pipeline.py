@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir.transform import Sequential
 from tvm.tirx import compilation_pipeline
 
@@ -140,7 +140,14 @@ def kernel_passes(target: Any) -> list[Pass]:
 
 def host_passes() -> list[Pass]:
     """Return our passes over CPU kernels lowered to runtime calls."""
-    return [StackBuffers(), HoistAmxConfig(), UnalignedInputs(), KeepNan()]
+    return [skip_argument_checks(), StackBuffers(), HoistAmxConfig(), UnalignedInputs(), KeepNan()]
+
+
+def skip_argument_checks() -> Pass:
+    """Return the pass that removes what TVM checks whenever a kernel is called: types, shapes and devices of all its
+    arguments, half of the code of a network. Only a network calls its kernels, with the tensors of its own plan.
+    """
+    return tirx.transform.SkipAssert()
 
 
 def canonicalize(mod: IRModule) -> Any:

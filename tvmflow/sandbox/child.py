@@ -7,7 +7,6 @@ first request contains the limits and a function; if that returns an object, lat
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -18,9 +17,9 @@ from typing import Any
 from tvmflow.sandbox import syscalls
 from tvmflow.sandbox.watcher import run_below_init, start_watched
 from tvmflow.support.errors import TvmflowError, cause
+from tvmflow.support.garbage import collect_rarely
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 
-_COLLECT_AFTER = (100_000, 20, 20)  # objects, collections: the default, 700 objects, is a tenth of an import's time
 SCOPES_SIGNALS = 6  # version of Landlock from which on it refuses signals to others
 
 
@@ -63,7 +62,7 @@ def place_of(error: BaseException) -> str:
 def main() -> None:
     """Serve requests until standard input is closed."""
     replies = int(sys.argv[1])
-    gc.set_threshold(*_COLLECT_AFTER)
+    collect_rarely()
     prepare_import_of_tvm()
 
     def tell(event: dict[str, Any]) -> None:

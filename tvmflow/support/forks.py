@@ -1,4 +1,4 @@
-"""Run a function in a fork of this process, beside what this process does meanwhile."""
+"""Run functions in a fork of this process, beside what this process does meanwhile."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import NoReturn
 
 import psutil
 
 _MOST_BYTES = 1 << 30
-_DONE = 86  # the status of a fork with a result: a library that ends its process gives 0 or 1
+_LENGTH = 8  # bytes before each result: how many it has
 
 
 class ForkFailedError(Exception):
-    """The function raised an error in the fork, or the fork died."""
+    """A function raised an error in the fork, or the fork died."""
 
 
 def can_fork() -> bool:
@@ -29,53 +30,61 @@ def can_fork() -> bool:
 
 
 @contextmanager
-def forked(function: Callable[[], bytes]) -> Iterator[Callable[[], bytes]]:
-    """Yield a function that waits for the result of another one, which runs in a fork. It raises ForkFailedError; a
-    fork that nobody waited for is ended.
+def forked(*functions: Callable[[], bytes]) -> Iterator[Callable[[], bytes]]:
+    """Yield a function that waits for the result of the first of these, in the next call for that of the second, and so
+    on; they run in a fork, one after the other. It raises ForkFailedError. The context's end is the fork's, too.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        _run_and_end(function, writer)
+        _run_and_end(functions, writer)
     os.close(writer)
     codes: list[int] = []
 
     def wait() -> int:
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if not codes:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return codes[0]
 
-    def finish() -> bytes:
-        with os.fdopen(reader, "rb", closefd=False) as file:
-            result = file.read()
-        if (code := wait()) != _DONE:
-            raise ForkFailedError(f"it ended with status {code}")
-        return result
+    with os.fdopen(reader, "rb") as file:
 
-    try:
-        yield finish
-    finally:
-        if not codes:
-            os.kill(child, signal.SIGKILL)
-            wait()
-        os.close(reader)
+        def finish() -> bytes:
+            header = file.read(_LENGTH)
+            result = file.read(int.from_bytes(header))
+            if len(header) < _LENGTH or len(result) < int.from_bytes(header):
+                raise ForkFailedError(f"it ended with status {wait()}")
+            return result
+
+        try:
+            yield finish
+        finally:
+            if not codes:
+                os.kill(child, signal.SIGKILL)
+                wait()
 
 
-def _run_and_end(function: Callable[[], bytes], writer: int) -> NoReturn:
-    """Run it in a new thread: threads of OpenMP do not live on in a fork, and the one that used them would wait for
-    them forever, while another starts its own.
+def _run_and_end(functions: Sequence[Callable[[], bytes]], writer: int) -> NoReturn:
+    """Run them in a new thread: threads of OpenMP do not live on in a fork, and the one that used them would wait for
+    them forever, while another starts its own. This thread writes, since nobody may read yet.
     """
-    done: list[None] = []
+    results: SimpleQueue[bytes | None] = SimpleQueue()
 
     def run() -> None:
-        with os.fdopen(writer, "wb") as file:
-            file.write(function())
-        done.append(None)
+        try:
+            for function in functions:
+                results.put(function())
+        finally:
+            results.put(None)
 
     try:
         threading.excepthook = lambda _error: None  # whoever waits runs the function, and gets its error
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        os._exit(_DONE if done else 1)
+        threading.Thread(target=run).start()
+        written = 0
+        with os.fdopen(writer, "wb") as file:
+            while (result := results.get()) is not None:
+                file.write(len(result).to_bytes(_LENGTH) + result)
+                file.flush()
+                written += 1
+        os._exit(0 if written == len(functions) else 1)
     finally:
         os._exit(1)

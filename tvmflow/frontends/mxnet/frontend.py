@@ -13,7 +13,8 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
-from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
+from tvmflow.frontends.mxnet.operands import Operands
+from tvmflow.frontends.mxnet.operators import OPERATORS
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -24,7 +25,6 @@ from tvmflow.frontends.source_model import (
     WeightedLayer,
 )
 from tvmflow.frontends.tool_variants import tool_variants
-from tvmflow.ir.tvm_compat import type_of
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.toolchain.environments import ToolProcess
 
@@ -48,10 +48,17 @@ class MxnetModel:
         self._threads: int | None = None
 
     def run(self, *inputs: Array) -> Arrays:
-        return (self._oracle().arrays("run", inputs[0])[0][1],)
+        return tuple(output for _, output in self._oracle().arrays("run", inputs[0]))
 
     def output_names(self) -> tuple[str, ...]:
-        return ("output",)
+        heads = self.symbol.heads
+        if len(heads) == 1:
+            return ("output",)
+        names = [self.symbol.nodes[index].name for index, _ in heads]
+        return tuple(
+            f"{name}_{output}" if names.count(name) > 1 else name
+            for name, (_, output) in zip(names, heads, strict=True)
+        )
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         yield from self._oracle().arrays("layers", inputs[0])
@@ -113,8 +120,6 @@ def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shap
             "a model of supported operators",
             "replace that operator in the model, or export the model to ONNX",
         )
-    if len(symbol.heads) != 1:
-        raise ModelFileError(f"the symbol has {len(symbol.heads)} outputs", "one")
     return _Importer(symbol, params, data_name, shape).module()
 
 
@@ -123,7 +128,7 @@ class _Importer:
         self.symbol, self.params, self.data_name = symbol, params, data_name
         self.parameter = relax.Var("data", relax.TensorType(shape, "float32"))
         self.builder = relax.BlockBuilder()
-        self.values: dict[int, Any] = {}
+        self.values: dict[int, list[Any]] = {}  # the outputs of each node
         self.arrays: dict[int, Array] = {}
 
     def module(self) -> Any:
@@ -131,32 +136,33 @@ class _Importer:
             with self.builder.dataflow():
                 for index, node in enumerate(self.symbol.nodes):
                     self._node(index, node)
-                head = self.symbol.heads[0]
-                output = self.builder.emit_output(self.values[head[0]])
+                heads = [self._output(*head) for head in self.symbol.heads]
+                output = self.builder.emit_output(heads[0] if len(heads) == 1 else relax.Tuple(heads))
             self.builder.emit_func_output(output)
         return self.builder.get()
 
     def _node(self, index: int, node: Node) -> None:
         if node.op == "null":
             if node.name == self.data_name:
-                self.values[index] = self.parameter
+                self.values[index] = [self.parameter]
             elif node.name in self.params:
                 self.arrays[index] = self.params[node.name].astype(np.float32)
-                self.values[index] = relax.const(self.arrays[index], "float32")
+                self.values[index] = [relax.const(self.arrays[index], "float32")]
             return
         used = [source for source in node.inputs if source[0] in self.values]
-        if any(output != 0 for _, output in used):
-            raise UnsupportedOperatorError(f"{node.name!r} reads a second output of an operator", "first outputs only")
         operands = Operands(
             node.name,
             node.op,
-            tuple(self.values[i] for i, _ in used),
+            tuple(self._output(*source) for source in used),
             tuple(self.arrays.get(i) for i, _ in used),
             node.attrs,
-            _shape,
+            self.builder,
         )
         try:
-            self.values[index] = self.builder.emit(OPERATORS[node.op](operands), node.name)
+            made = OPERATORS[node.op](operands)
+            self.values[index] = [
+                self.builder.emit(one, node.name) for one in (made if isinstance(made, list) else [made])
+            ]
         except (UnsupportedOperatorError, ModelFileError):
             raise
         except Exception as error:  # TVM's shape checks raise arbitrary errors
@@ -166,6 +172,12 @@ class _Importer:
                 "correct input.shape in params.yaml, or use both files of the same export",
             ) from error
 
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in type_of(value).shape)
+    def _output(self, index: int, output: int) -> Any:
+        if output >= len(self.values[index]):
+            node = self.symbol.nodes[index]
+            raise UnsupportedOperatorError(
+                f"the model uses output {output} of {node.op} {node.name!r}",
+                "its first output",
+                "replace that operator in the model, or export the model to ONNX",
+            )
+        return self.values[index][output]

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from tvmflow.frontends.pytorch.converters import NO_CONVERTER, reason_against
-from tvmflow.frontends.pytorch.decompositions import decompositions
-from tvmflow.frontends.pytorch.recurrent import kept_operators
+from tvmflow.frontends.pytorch.decomposing import decompose
 
 _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
 
@@ -23,13 +22,7 @@ def fold_known_values(program: Any) -> Any:
     """Return a torch.export program, decomposed into core operators, with such values as constants. Raises PyTorch's
     errors.
     """
-    tensors = (*program.state_dict.values(), *program.constants.values())
-    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
-        return program  # PyTorch cannot decompose it
-    table = decompositions()
-    for whole in kept_operators(program):
-        table.pop(whole, None)
-    program = program.run_decompositions(table)
+    program = decompose(program)
     graph = program.graph_module.graph
     known = _find_known_values(program)
     first, spec = next(iter(graph.nodes)), torch.export.graph_signature

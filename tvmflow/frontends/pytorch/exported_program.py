@@ -17,6 +17,7 @@ import torch
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
+from tvmflow.frontends.pytorch.decomposing import FastProgram
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.pytorch.running import TorchModel
 from tvmflow.frontends.pytorch.states import changed_buffers, refuse_training
@@ -88,7 +89,7 @@ class ExportedModel(TorchModel):
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                self.exported(),
+                FastProgram.of(self.exported()),
                 (),
                 path,
                 input_names=[self.inputs[index].name for index in self.order],

@@ -8,7 +8,7 @@ so that a kernel reads its operands where a dense layer wrote them, and writes w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,29 +16,43 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.relax.views import View, index_of, is_rearrangement, keeps_order, view_of, views_of
-from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, operator_of, shape_of, type_of
+from tvmflow.ir.relax.views import View, index_of, is_rearrangement, view_of, views_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, operator_of, shape_of, type_of
+from tvmflow.passes.fuse.attention_calls import (
+    FLOATS,
+    by_rows,
+    casts_float,
+    compose_views,
+    factor_of,
+    is_over_last_axis,
+    is_zero,
+    keeps_element_order,
+    multiplied_type,
+    number_of,
+    swaps_rows_and_columns,
+    variables_of,
+)
 from tvmflow.passes.fuse.replace_calls import Replacement, replace_calls
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
 from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
 from tvmflow.passes.legalize.tiled_attention import MOST_KEYS_OF_HALF, tiled_attention_kernel
+from tvmflow.passes.legalize.tiled_product import tiled_product_kernel
 
 # The operators that test for rows of nothing but minus infinity, from the condition upward.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
-_SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
 _MOST_PLACES = 1 << 25  # elements of a matrix that is added to the scores: its index map is fitted to an array of them
-_MOST_FACTOR = 1e30
-# The kernel accumulates and keeps intermediate values in float32, to whatever type the network rounds them; in float16
-# if the network sums in it and the processor has such tiles.
-_FLOATS = ("float32", "float16", "bfloat16")
 
 
 class _Fused(NamedTuple):
-    """An attention and the Relax values that its kernel reads."""
+    """An attention and the Relax values that its kernel reads.
+
+    flipped: whether the network computes its transpose, V^T by the transposed weights.
+    """
 
     attention: Attention
     values: tuple[Any, ...]
+    flipped: bool
 
 
 class _Read(NamedTuple):
@@ -82,9 +96,9 @@ class _Function:
         self.users: dict[Any, list[Any]] = {}
         self.scores: dict[Any, _Scores | None] = {}  # memoized: chains may read a value twice in each step
         for binding in self.bindings:
-            for value in _variables(binding.value):
+            for value in variables_of(binding.value):
                 self.users.setdefault(value, []).append(binding)
-        for value in _variables(function.body.body):
+        for value in variables_of(function.body.body):
             self.users.setdefault(value, []).append(None)
 
     def resolve(self, value: Any) -> Any:
@@ -101,8 +115,8 @@ class _Function:
             if fused is not None:
                 last = self._last_copy(binding.var)
                 placed = self._move_output(fused, last)
-                attention, values = placed or fused
-                kernel = tiled_attention_kernel(attention) if attention.tiled else attention_kernel(attention)
+                of, values = (placed or fused)[:2]
+                kernel = tiled_attention_kernel(of) if of.tiled else attention_kernel(of)
                 found[self.resolve(last if placed else binding.var)] = Replacement("attention", kernel, values)
         return found
 
@@ -112,7 +126,9 @@ class _Function:
         for binding in self._matmul_bindings():
             product = self._match_matmul(binding.value)
             if product is not None:
-                found[binding.value] = Replacement("batched_product", batch_matmul_kernel(product[0]), product[1])
+                matmul, values = product
+                kernel = tiled_product_kernel(matmul) if matmul.tiled else batch_matmul_kernel(matmul)
+                found[binding.value] = Replacement("batched_product", kernel, values)
         return found
 
     def _matmul_bindings(self) -> list[Any]:
@@ -123,7 +139,7 @@ class _Function:
             if operator_of(binding.value) == "relax.matmul"
             and min(len(shape_of(one)) for one in binding.value.args) > 1
             and constant_value(binding.value.args[1]) is None
-            and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(_FLOATS)
+            and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(FLOATS)
         ]
 
     def _match_matmul(self, call: Call) -> tuple[BatchMatmul, tuple[Any, ...]] | None:
@@ -136,8 +152,16 @@ class _Function:
         if a is None or b is None:
             return None
         sizes = (math.prod(batch), rows, depth, columns)
+        half = multiplied_type(call) == "float16" and depth <= MOST_KEYS_OF_HALF
         matmul = BatchMatmul(
-            a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes
+            a.operand,
+            b.operand,
+            sizes,
+            a.factor * b.factor,
+            shape,
+            str(type_of(call).dtype),
+            self.lanes,
+            self._summed(half) if columns >= self.lanes else "",
         )
         return matmul, (a.value, b.value)
 
@@ -159,29 +183,34 @@ class _Function:
         if written.size != places.size:
             return None
         places[view.places.ravel()[written]] = written
-        index = index_of(places.reshape(of.batch, of.queries, of.width), view.places.shape)
+        index = index_of(by_rows(places, (of.batch, of.queries, of.width), fused.flipped), view.places.shape)
         if index is None:
             return None
         moved = replace(of, out=Operand(view.places.shape, of.out.dtype, index))
-        return _Fused(moved, fused.values) if written.size == view.places.size or fits_padding(moved) else None
+        return fused._replace(attention=moved) if written.size == view.places.size or fits_padding(moved) else None
 
     def _match_attention(self, product: Any) -> _Fused | None:
-        weights, safe = self._match_softmax(product.args[0])
+        left, values = product.args
+        weights, safe = self._match_softmax(left)
+        flipped = weights is None and swaps_rows_and_columns(swap := self.resolve(values))
+        if flipped:
+            left, values = swap.args[0], left
+            weights, safe = self._match_softmax(left)
         scores = self._find_scores(weights) if weights is not None else None
         if scores is None:
             return None
-        if shape_of(product.args[0])[-2:] != scores.matrix or shape_of(weights)[-1] != scores.matrix[1]:
+        if shape_of(left)[-2:] != scores.matrix or shape_of(weights)[-1] != scores.matrix[1]:
             return None  # a reshape changed the rows or the reduced axis
-        v = self._match_operand(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
+        v = self._match_operand(values, (*shape_of(product)[:-2], *shape_of(values)[-2:]), transposed=flipped)
         if v is None or v.sizes[0] != scores.q.sizes[0]:
             return None
         reads = (scores.q, scores.k, v, *(read for read, _ in scores.steps))
         batch, queries, depth = scores.q.sizes
         shape = (batch, queries, v.sizes[2])
-        out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
+        out = index_of(by_rows(np.arange(math.prod(shape)), shape, flipped), shape_of(product))
         assert out is not None
         steps = tuple(Step(read.operand, multiplies) for read, multiplies in scores.steps)
-        paired = self.pairs and scores.rounded == "bfloat16" == _multiplied(product)
+        paired = self.pairs and scores.rounded == "bfloat16" == multiplied_type(product)
         attention = Attention(
             batch,
             queries,
@@ -199,13 +228,16 @@ class _Function:
             paired,
             "" if paired else self._tiled(scores, product),
         )
-        return _Fused(attention, tuple(read.value for read in reads))
+        return _Fused(attention, tuple(read.value for read in reads), flipped)
 
     def _tiled(self, scores: _Scores, product: Any) -> str:
         """Return the type in which tiles compute an attention, '' for none."""
-        half = scores.rounded == "float16" == _multiplied(product)
-        kinds = ("float16",) if half and scores.matrix[1] <= MOST_KEYS_OF_HALF else ()
-        return next((kind for kind in (*kinds, "float32") if kind in self.tiles), "")
+        half = scores.rounded == "float16" == multiplied_type(product)
+        return self._summed(half and scores.matrix[1] <= MOST_KEYS_OF_HALF)
+
+    def _summed(self, half: bool) -> str:
+        """Return the type of the sums of tiles, '' where the processor has none. half: whether float16 is enough."""
+        return next((kind for kind in ("float16",) * half + ("float32",) if kind in self.tiles), "")
 
     def _match_operand(
         self,
@@ -227,10 +259,10 @@ class _Function:
         while True:
             for view in views_of(value, self.resolve):
                 views.append(
-                    (view if outside is None else View(view.source, _compose_views(outside, view.places)), product)
+                    (view if outside is None else View(view.source, compose_views(outside, view.places)), product)
                 )
             call = self.resolve(views[-1][0].source)
-            factor = 1.0 if _casts_float(call) else _factor(call) if scaled else None
+            factor = 1.0 if casts_float(call) else factor_of(call) if scaled else None
             if factor is None:
                 break
             value, outside, product = call.args[0], views[-1][0].places, product * factor
@@ -239,13 +271,13 @@ class _Function:
             places = places.transpose(0, 2, 1) if transposed else places
             index = index_of(places, shape_of(view.source))
             dtype = str(type_of(view.source).dtype)
-            if index is not None and dtype in _FLOATS:
+            if index is not None and dtype in FLOATS:
                 return _Read(view.source, Operand(shape_of(view.source), dtype, index), places.shape, product)
         return None
 
     def _skip_reshapes(self, value: Any) -> Any:
         """Return the first value of a chain of reshapes and casts between floats that keep the order of elements."""
-        while isinstance(value, relax.Var) and (_casts_float(call := self.resolve(value)) or _keeps_order(call)):
+        while isinstance(value, relax.Var) and (casts_float(call := self.resolve(value)) or keeps_element_order(call)):
             value = call.args[0]
         return value
 
@@ -258,7 +290,7 @@ class _Function:
             condition, zeros = call.args[0], self.resolve(call.args[1])
             zeros = zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros
             call, safe = self.resolve(call.args[2]), True
-            if not _is_zero(zeros) or not self._tests_for_masked_rows(condition, call):
+            if not is_zero(zeros) or not self._tests_for_masked_rows(condition, call):
                 return None, False
         if operator_of(call) != "relax.nn.softmax" or int(call.attrs.axis) not in (-1, len(shape_of(call)) - 1):
             return None, False
@@ -268,11 +300,11 @@ class _Function:
         """Whether a condition tests that a row of the softmax's input is all minus infinity."""
         for name in _MASKED:
             call = self.resolve(condition)
-            if operator_of(call) != name or (name == "relax.max" and not _is_over_last_axis(call)):
+            if operator_of(call) != name or (name == "relax.max" and not is_over_last_axis(call)):
                 return False
             condition = call.args[0]
         return (
-            _number(call.args[1]) == -math.inf
+            number_of(call.args[1]) == -math.inf
             and operator_of(softmax) == "relax.nn.softmax"
             and condition.same_as(softmax.args[0])
         )
@@ -285,7 +317,7 @@ class _Function:
     def _match_scores(self, value: Any) -> _Scores | None:
         call = self.resolve(self._skip_reshapes(value))
         name = operator_of(call)
-        factor = _factor(call)
+        factor = factor_of(call)
         if factor is not None:
             found = self._find_scores(call.args[0])
             return found._replace(factor=found.factor * factor) if found is not None and not found.steps else None
@@ -305,74 +337,9 @@ class _Function:
             self._match_operand(call.args[0], (*batch, rows, depth), scaled=True),
             self._match_operand(call.args[1], (*batch, depth, keys), True, True),
         )
-        return _Scores(q, k, (), q.factor * k.factor, _multiplied(call)) if q is not None and k is not None else None
-
-
-def _compose_views(places: Any, inner: Any) -> Any:
-    """Return the element indices of a view of a view, relative to the innermost source."""
-    return np.where(places < 0, places, inner.ravel()[places])
-
-
-def _is_zero(value: Any) -> bool:
-    """Return whether a value is a constant of zeros only."""
-    tensor = constant_value(value)
-    return tensor is not None and not tensor.numpy().any()
-
-
-def _is_over_last_axis(call: Call) -> bool:
-    (*others, axis) = (int(one) for one in call.attrs.axis)
-    return not others and axis in (-1, len(shape_of(call.args[0])) - 1)
-
-
-def _number(value: Any) -> float | None:
-    tensor = constant_value(value)
-    return float(tensor.numpy().reshape(())) if tensor is not None and tensor.numpy().size == 1 else None
-
-
-def _factor(call: Call) -> float | None:
-    """Return the number by which a call multiplies its first argument, None for any other call."""
-    name = operator_of(call)
-    number = _number(call.args[1]) if name in ("relax.multiply", "relax.divide") else None
-    if not number or shape_of(call) != shape_of(call.args[0]):
-        return None
-    factor = number if name == "relax.multiply" else 1.0 / number
-    return factor if abs(factor) < _MOST_FACTOR else None  # not infinity, and no NaN
-
-
-def _keeps_order(call: Call) -> bool:
-    """Whether a call only changes the shape: no element is repeated, and only axes of extent 1 move."""
-    name = operator_of(call)
-    if name == "relax.permute_dims":
-        return call.attrs.axes is not None and keeps_order(shape_of(call.args[0]), call.attrs.axes)
-    return name in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(call))
-
-
-def _casts_float(call: Call) -> bool:
-    """Whether a call casts between floating-point types."""
-    return operator_of(call) == "relax.astype" and {str(type_of(one).dtype) for one in (call, call.args[0])} <= set(
-        _FLOATS
-    )
-
-
-def _multiplied(product: Any) -> str:
-    """Return the type of both operands of a matmul, float32 where a matmul of float16 sums in another type."""
-    kinds = {str(type_of(one).dtype) for one in product.args}
-    if len(kinds) > 1 or (kinds == {"float16"} and str(type_of(product).dtype) != "float16"):
-        return "float32"
-    return kinds.pop()
-
-
-def _variables(expression: Expr) -> Iterator[Any]:
-    """Yield the variables that a call, a tuple or a tuple element reads."""
-    if isinstance(expression, relax.Var):
-        yield expression
-    for part in (
-        *getattr(expression, "args", ()),
-        *getattr(expression, "fields", ()),
-        getattr(expression, "tuple_value", None),
-    ):
-        if part is not None:
-            yield from _variables(part)
+        return (
+            _Scores(q, k, (), q.factor * k.factor, multiplied_type(call)) if q is not None and k is not None else None
+        )
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from tvmflow.ir.tir.blocks import transform_kernels
@@ -17,9 +18,11 @@ from tvmflow.ir.tir.stmt_rewriter import (
 )
 from tvmflow.ir.tvm_compat import IRModule, PrimFunc, dtype_of
 from tvmflow.schedules.template import TRANSPOSED
+from tvmflow.support.dtypes import numpy_dtype
 
 _PAIRS = ((0, 4, 1, 5), (2, 6, 3, 7))  # of each quarter: the first and the last two numbers of two vectors in turn
 _HALVES = ((0, 1, 4, 5), (2, 3, 6, 7))  # the first and the last two numbers of two vectors
+_WORD = 32  # bits
 _QUARTER = 4  # numbers in a part of a vector that AVX moves as a whole
 
 
@@ -31,7 +34,7 @@ def transpose_tiles(mod: IRModule) -> Any:
 
 
 def _by_vectors(function: PrimFunc) -> Any:
-    sizes: set[tuple[int, int, int]] = set()
+    sizes: set[tuple[int, int, int, int]] = set()
 
     def change(statement: Any) -> Any:
         if not isinstance(statement, tirx.For) or TRANSPOSED not in statement.annotations:
@@ -43,9 +46,10 @@ def _by_vectors(function: PrimFunc) -> Any:
     return with_llvm(changed, "".join(_code(*one) for one in sorted(sizes)))
 
 
-def _sizes(loop: Any) -> tuple[int, int, int]:
-    """Return the numbers that a vector takes from the input, that it writes, and the distance of the former."""
-    return int(loop.extent), int(loop.body.extent), int(loop.annotations[TRANSPOSED][2])
+def _sizes(loop: Any) -> tuple[int, int, int, int]:
+    """Return the numbers that a vector takes from the input, that it writes, the distance of the former, and bits."""
+    bits = 8 * np.dtype(numpy_dtype(dtype_of(realize_in(loop).block.body.value))).itemsize
+    return int(loop.extent), int(loop.body.extent), int(loop.annotations[TRANSPOSED][2]), bits
 
 
 def _call(loop: Any) -> Any:
@@ -61,15 +65,16 @@ def _call(loop: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("int32", name, written, tirx.address_of(store.value), *strides))
 
 
-def _name(across: int, rows: int, step: int) -> str:
-    return f"tvmflow_transpose_{across}x{rows}_by_{step}"
+def _name(across: int, rows: int, step: int, bits: int) -> str:
+    return f"tvmflow_transpose_{across}x{rows}_by_{step}" + (f"_of_{bits}" if bits != _WORD else "")
 
 
-def _code(across: int, rows: int, step: int) -> str:
+def _code(across: int, rows: int, step: int, bits: int) -> str:
     """Return LLVM IR that reads `rows` vectors of `across` numbers, each `step` behind the one before, and writes
     `across` vectors of `rows`.
     """
     width = 8 if max(across, rows) <= 8 else 16
+    kind, aligned = f"i{bits}", f"align {bits // 8}"
     lines: list[str] = []
 
     def emit(value: str) -> str:
@@ -78,23 +83,23 @@ def _code(across: int, rows: int, step: int) -> str:
 
     def shuffle(a: str, b: str, places: list[int], of: int = width) -> str:
         mask = ", ".join(f"i32 {place}" for place in places)
-        return emit(f"shufflevector <{of} x i32> {a}, <{of} x i32> {b}, <{len(places)} x i32> <{mask}>")
+        return emit(f"shufflevector <{of} x {kind}> {a}, <{of} x {kind}> {b}, <{len(places)} x i32> <{mask}>")
 
     def place(base: str, step: str, at: int) -> str:
-        return emit(f"getelementptr i32, ptr {base}, i64 {emit(f'mul i64 {step}, {at}')}")
+        return emit(f"getelementptr {kind}, ptr {base}, i64 {emit(f'mul i64 {step}, {at}')}")
 
     read = (across - 1) * step + 1
-    loaded = [emit(f"load <{read} x i32>, ptr {place('%in', '%between', at)}, align 4") for at in range(rows)]
+    loaded = [emit(f"load <{read} x {kind}>, ptr {place('%in', '%between', at)}, {aligned}") for at in range(rows)]
     extended = [at * step if at < across else read for at in range(width)]
     wide = [shuffle(one, "zeroinitializer", extended, read) for one in loaded]
     wide += ["zeroinitializer"] * (width - rows)
-    for at, columns in enumerate(_transposed(wide, width, shuffle)[:across]):
+    transposed = _transposed if bits == _WORD else _exchanged
+    for at, columns in enumerate(transposed(wide, width, shuffle)[:across]):
         kept = shuffle(columns, "poison", list(range(rows)))
         to = place("%out", "%apart", at)
-        lines.append(f"  store <{rows} x i32> {kept}, ptr {to}, align 4")
-    head = (
-        f"define weak_odr i32 @{_name(across, rows, step)}(ptr noalias %out, ptr noalias %in, i64 %between, i64 %apart)"
-    )
+        lines.append(f"  store <{rows} x {kind}> {kept}, ptr {to}, {aligned}")
+    name, parameters = _name(across, rows, step, bits), "ptr noalias %out, ptr noalias %in, i64 %between, i64 %apart"
+    head = f"define weak_odr i32 @{name}({parameters})"
     return "\n".join([f"{head} alwaysinline nounwind {{", *lines, "  ret i32 0", "}", ""])
 
 
@@ -114,6 +119,21 @@ def _transposed(rows: list[str], width: int, shuffle: Any) -> list[str]:
         fours.append([within(one, other, places) for one, other in (low, high) for places in _HALVES])
     columns = [_gather_quarters([four[at] for four in fours], width, shuffle) for at in range(_QUARTER)]
     return [columns[at % _QUARTER][at // _QUARTER] for at in range(width)]
+
+
+def _exchanged(rows: list[str], width: int, shuffle: Any) -> list[str]:
+    """Return the columns of a square: parts of two vectors change places, of 1, 2, 4 and more numbers, as trn1 and trn2
+    of NEON do.
+    """
+    rows, part = list(rows), 1
+    while part < width:
+        for at in (at for at in range(width) if not at & part):
+            pair = rows[at], rows[at + part]
+            for half in (0, 1):
+                places = [(width + of - part if of & part else of) + half * part for of in range(width)]
+                rows[at + half * part] = shuffle(*pair, places)
+        part *= 2
+    return rows
 
 
 def _gather_quarters(vectors: list[str], width: int, shuffle: Any) -> list[str]:

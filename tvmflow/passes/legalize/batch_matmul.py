@@ -70,7 +70,8 @@ def parse_kernel(source: str, parts: dict[str, Any]) -> Any:
 class BatchMatmul:
     """A batched matmul of a (batch, rows, depth) and b (batch, depth, columns).
 
-    shape: of the output, (..., rows, columns); lanes: columns of a block.
+    shape: of the output, (..., rows, columns); lanes: columns of a block; tiled: type of the sums of tiled_product, ''
+    where the processor has none or columns fill no block.
     """
 
     a: Operand
@@ -80,6 +81,7 @@ class BatchMatmul:
     shape: tuple[int, ...]
     dtype: str
     lanes: int
+    tiled: str = ""
 
 
 _SOURCE = """
@@ -121,14 +123,8 @@ def batch_matmul_kernel(of: BatchMatmul) -> Any:
     (batch, rows, depth, columns), lanes = of.sizes, of.lanes
     filled, blocks = round_up_rows(rows, lanes), -(-columns // lanes)
     extents = {"G": batch, "M": filled, "K": depth, "L": lanes, "NB": blocks}
-    names = [f"i{axis}" for axis in range(len(of.shape))]
-    axes = [f"v{name}" for name in names]
-    group = "0"
-    for axis, extent in zip(axes[:-2], of.shape[:-2], strict=True):
-        group = f"({group}) * {extent} + {axis}" if group != "0" else axis
     row = "vm" if filled == rows else f"T.min(vm, {rows - 1})"
     column = f"vb * {lanes} + vl"
-    value = f"sums[{group}, {axes[-2]}, {axes[-1]} // {lanes}, {axes[-1]} % {lanes}]"
     factor = f" * T.float32({of.factor!r})" if of.factor != 1.0 else ""
     return parse_kernel(
         _SOURCE,
@@ -142,10 +138,23 @@ def batch_matmul_kernel(of: BatchMatmul) -> Any:
                 column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"
             ),
             "row": of.a.read("a", "vg", row, "vk") + factor,
-            "loops": ", ".join(names),
-            "extents": ", ".join(f"T.int64({extent})" for extent in of.shape),
-            "axes": ", ".join(axes),
-            "kinds": "S" * len(axes),
-            "value": value if of.dtype == "float32" else f'T.Cast("{of.dtype}", {value})',
+            **output_parts(of, "float32"),
         },
     )
+
+
+def output_parts(of: BatchMatmul, kind: str) -> dict[str, str]:
+    """Return the parts of a kernel's text that write its output from sums of a type."""
+    names = [f"i{axis}" for axis in range(len(of.shape))]
+    axes = [f"v{name}" for name in names]
+    group = "0"
+    for axis, extent in zip(axes[:-2], of.shape[:-2], strict=True):
+        group = f"({group}) * {extent} + {axis}" if group != "0" else axis
+    value = f"sums[{group}, {axes[-2]}, {axes[-1]} // {of.lanes}, {axes[-1]} % {of.lanes}]"
+    return {
+        "loops": ", ".join(names),
+        "extents": ", ".join(f"T.int64({extent})" for extent in of.shape),
+        "axes": ", ".join(axes),
+        "kinds": "S" * len(axes),
+        "value": value if of.dtype == kind else f'T.Cast("{of.dtype}", {value})',
+    }

@@ -12,8 +12,16 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.ir.tvm_compat import load_class
-from tvmflow.schedules.cpu.batch_matmul import copy_rows, matmul_tiles, row_blocks, sum_in_registers, tile_block
-from tvmflow.schedules.intrinsics.arm_tile import TILES, find_matrix_tile, rank_tiles, tensorize_tile
+from tvmflow.schedules.cpu.batch_matmul import (
+    TILED_LOOPS,
+    copy_rows,
+    matmul_tiles,
+    row_blocks,
+    sum_in_registers,
+    sum_tile,
+    tile_block,
+)
+from tvmflow.schedules.intrinsics.arm_tile import TILES, find_matrix_tile, rank_tiles
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -31,7 +39,6 @@ _NAME = "attention"
 _SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
 _SCORE_BYTES = 8  # bytes of a score and of its softmax weight
 _PACKED_AXES = 5  # (n, c, h, w, lane)
-_TILED_LOOPS = 7
 _MOST_TOGETHER = 32  # rows of whole tiles of both products
 
 
@@ -76,7 +83,7 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
 
 def _is_tiled(schedule: Any) -> bool:
     """Whether the kernel is that of passes/legalize/tiled_attention.py."""
-    return len(schedule.get_loops(_block(schedule, "product"))) == _TILED_LOOPS
+    return len(schedule.get_loops(_block(schedule, "product"))) == TILED_LOOPS
 
 
 def _tiled_candidates(schedule: Any, cpu: CpuFeatures) -> list[Knobs]:
@@ -115,21 +122,19 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     rows, blocks = _split_rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
     tile, dot = instruction_of(TILES, knobs), instruction_of(DOTS, knobs)
 
-    def sum_tile(name: str, loop: Any) -> None:
+    def sum_product(name: str, loop: Any) -> None:
         block = _block(schedule, name)
         if tile is None:
             sum_in_registers(schedule, block, loop, dot, rows)
             return
         schedule.compute_at(block, loop, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "local")
-        loops = schedule.get_loops(block)[-_TILED_LOOPS:]
-        tensorize_tile(schedule, tile, block, loops, 1, (1, 1), rows)
+        sum_tile(schedule, tile, block, rows)
 
-    sum_tile("mixed", blocks)
+    sum_product("mixed", blocks)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
         schedule.compute_at(_block(schedule, name), rows, preserve_unit_loops=True)
-    sum_tile("product", tile_block(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]))
+    sum_product("product", tile_block(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]))
     for name in ("most_of_lane", "total_of_lane"):
         row, lane, over = schedule.get_loops(_block(schedule, name))[-3:]
         schedule.reorder(row, over, lane)

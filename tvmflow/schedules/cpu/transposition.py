@@ -30,7 +30,9 @@ from tvmflow.targets.cpu_features import CpuFeatures
 _LEAST = 4  # numbers in a row of a tile
 _MOST_APART = 2  # distance of a row's numbers in the input
 _NARROWEST = 8  # numbers in a vector from which tiles pay
+_NEON_LANES = 8  # of two registers of words, one of halves, half of one of bytes
 _WORDS = ("float32", "int32")
+_SHORTER = ("float16", "bfloat16", "int16", "uint16", "int8", "uint8")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def digits_of(schedule: Any, kernel: Kernel) -> list[Digit]:
     axes = [axis.var for axis in last.iter_vars]
     sizes = [int(size) for size in last.body.buffer.shape]
     plain = len(axes) == len(sizes) and all(a.same_as(b) for a, b in zip(last.body.indices, axes, strict=True))
-    if not plain or len(stores) != len(kernel.after) or dtype_of(last.body.value) not in _WORDS:
+    if not plain or len(stores) != len(kernel.after) or dtype_of(last.body.value) not in _WORDS + _SHORTER:
         return []
     load = last.body.value
     while (node := stores.get(loaded(load))) is not None:
@@ -122,11 +124,13 @@ def _covers(schedule: Any, kernel: Kernel) -> bool:
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
-    digits = digits_of(schedule, kernel)
-    if cpu.lanes < _NARROWEST or _tile(digits, cpu.lanes) is None:
+    digits, neon = digits_of(schedule, kernel), "neon" in cpu.dots
+    lanes = _NEON_LANES if neon else cpu.lanes
+    dtype = dtype_of(schedule.get(block_ref(schedule, kernel.after[-1])).body.value)
+    if lanes < _NARROWEST or not (neon or dtype in _WORDS) or _tile(digits, lanes) is None:
         raise NotCoveredError("a processor whose vectors hold no rows of a tile")
     work = math.prod(digit.extent for digit in digits)
-    return [{"parallel": parallel, "lanes": cpu.lanes} for parallel in parallel_candidates(work)]
+    return [{"parallel": parallel, "lanes": lanes} for parallel in parallel_candidates(work)]
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:

@@ -95,6 +95,8 @@ class Model:
     def __init__(self, symbol, params, data_name):
         self.symbol, self.data_name = mx.sym.load(symbol), data_name
         self.params = mx.nd.load(params)
+        if isinstance(self.params, list):  # without names: of a symbol without parameters
+            self.params = {}
         self.files = symbol, params
         self.ways = {}
 
@@ -114,29 +116,34 @@ class Model:
         return symbol.bind(mx.cpu(), arguments, aux_states=states, grad_req="null")
 
     def prepare(self, way, x):
-        """Prepare a function that runs this input and returns the first output, which MXNet computes lazily."""
+        """Prepare a function that runs this input and returns its outputs, which MXNet computes lazily."""
         if way == "executor":
             executor = self.executor(x, self.symbol)
-            self.ways[way] = lambda: executor.forward(is_train=False)[0]
+            self.ways[way] = lambda: executor.forward(is_train=False)
             return
         symbol, params = self.files
         block = mx.gluon.SymbolBlock.imports(symbol, [self.data_name], params)
         block.hybridize(static_alloc=True, static_shape=True)
         data = mx.nd.array(x)
-        self.ways[way] = lambda: block(data)
+
+        def run():
+            outputs = block(data)
+            return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+        self.ways[way] = run
 
     def reply(self, head, x):
         request = head["request"]
         if request == "run":
-            return [("output", self.run(x, self.symbol)[0])]
+            return [("output", output) for output in self.run(x, self.symbol)]
         if request == "prepare":
             self.prepare(head["way"], x)
             return []
         if request == "outputs":
-            return [("output", self.ways[head["way"]]().asnumpy())]
+            return [("output", output.asnumpy()) for output in self.ways[head["way"]]()]
         if request == "time":
             run = self.ways[head["way"]]
-            return [("times_s", serving.time_runs(lambda: run().wait_to_read(), head["count"]))]
+            return [("times_s", serving.time_runs(lambda: [one.wait_to_read() for one in run()], head["count"]))]
         internals = self.symbol.get_internals()
         names = [n for n in internals.list_outputs() if n.endswith("_output") or n.endswith("_output0")]
         group = mx.sym.Group([internals[n] for n in names])
