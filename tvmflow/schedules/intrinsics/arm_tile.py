@@ -25,8 +25,7 @@ _CHANNELS = 8  # of a block of the image and of the outputs
 _FARTHEST = 31  # pixels: the offset of a load of two registers is at most 1008 bytes
 _WHOLE = 4  # steps up to which there is no loop
 _SUMS_FOR_LATENCY = 8
-_AHEAD = 2  # loads of weights
-_WAITING = 0.99  # where two tiles take as many instructions, one whose loads are ahead
+_AHEAD = 2  # groups of weights in registers
 
 _PARAMETERS = "ptr %c, i64 %sums, i64 %line, ptr %a, i64 %block, i64 %row, ptr %b, i64 %panel, i64 %group"
 
@@ -121,7 +120,12 @@ class LaneTile(Sized):
 
     @property
     def buffers(self) -> int:
-        """Return how many loads of weights are ahead, for cores in order, which wait for what they load."""
+        """Return how many groups of weights are in registers, for cores in order, which wait for what they load.
+
+        In short sums LLVM has more use of the registers.
+        """
+        if self.together == self.blocks:
+            return 1
         left = _REGISTERS - self.sums - self.h * self.row_registers
         return min(left // self.unit, _AHEAD)
 
@@ -262,7 +266,7 @@ class LaneTile(Sized):
             (step, at, o) for step in range(self.together) for at in range(0, total, self.unit) for o in range(self.c)
         ]
         begin, loaded = self.h * self.row_registers, 0
-        for index, (step, at, o) in enumerate(groups):
+        for index, (_, at, o) in enumerate(groups):
             if at == o == 0:
                 lines += [line for h in range(self.h) for line in self._load_row(h, first + h)]
                 lines += [f"add ${{{first + h}}}, ${{{first + h}}}, ${{{fixed}}}" for h in range(self.h)]
@@ -358,9 +362,9 @@ def rank_tiles(
     """
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Return instructions per output. Too few sums do not hide the latency, nor does one load hide the next."""
+        """Return instructions per output. Too few sums do not hide the latency."""
         tile = LaneTile(row.number, *point, blocks, *steps, taps)
-        hidden = min(tile.sums, _SUMS_FOR_LATENCY) / _SUMS_FOR_LATENCY * (1 if tile.buffers > 1 else _WAITING)
+        hidden = min(tile.sums, _SUMS_FOR_LATENCY) / _SUMS_FOR_LATENCY
         return (tile.instructions / math.prod(point) / hidden, point[1], -point[2])
 
     points = [
