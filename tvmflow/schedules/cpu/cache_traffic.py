@@ -17,7 +17,7 @@ from tvmflow.targets.cpu_features import CpuFeatures
 
 _FILLED = 0.85  # share of a cache that is used again before it is replaced: sets fill unevenly
 _FROM_L2 = 4  # what a byte from beyond L2 costs, in bytes from beyond L1
-_PLACES = 6  # orders that are tried
+_OF_KIND = 3  # places that are tried of those alike but for chunks and groups
 
 # Whether rows come first, whether each piece pads its rows, rows of a chunk, tiles of channels in a group: each row of
 # tiles is multiplied by all of a group before the next.
@@ -123,9 +123,13 @@ def rank_by_traffic(streams: Streams, places: list[tuple[int, int, int]], cpu: C
 
     Several threads keep their order of rows and channels, as what a thread wrote is in its caches.
     """
-    kinds = list(dict.fromkeys(place[:2] for place in places))
+
+    def cost(place: Place) -> tuple[float, int, int]:
+        return streams.cost(place, cpu), place[3], -place[2]
+
     chunks = divisors(streams.height, max(streams.height // cpu.threads, 1))
-    found = [(*kind, chunk, group) for kind in kinds for chunk in chunks for group in streams.groups(cpu)]
-    several = cpu.threads > 1
-    found.sort(key=lambda at: (several and kinds.index(at[:2]), streams.cost(at, cpu), at[3], -at[2]))
-    return found[:_PLACES]
+    found: list[Place] = []
+    for rows, inside in dict.fromkeys(place[:2] for place in places):
+        of_kind = [(rows, inside, chunk, group) for chunk in chunks for group in streams.groups(cpu)]
+        found += sorted(of_kind, key=cost)[:_OF_KIND]
+    return found if cpu.threads > 1 else sorted(found, key=cost)

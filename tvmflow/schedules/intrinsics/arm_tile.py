@@ -25,6 +25,7 @@ _CHANNELS = 8  # of a block of the image and of the outputs
 _FARTHEST = 31  # pixels: the offset of a load of two registers is at most 1008 bytes
 _WHOLE = 4  # steps up to which there is no loop
 _SUMS_FOR_LATENCY = 8
+_AHEAD = 2  # groups of weights in registers
 
 _PARAMETERS = "ptr %c, i64 %sums, i64 %line, ptr %a, i64 %block, i64 %row, ptr %b, i64 %panel, i64 %group"
 
@@ -116,6 +117,17 @@ class LaneTile(Sized):
         left = _REGISTERS - self.sums - self.h * self.row_registers
         fits = [size for size in (4, 2, 1) if size <= left]
         return fits[0] if fits and self._pixels_in_reach else 0
+
+    @property
+    def buffers(self) -> int:
+        """Return how many groups of weights are in registers, for cores in order, which wait for what they load.
+
+        In short sums LLVM has more use of the registers.
+        """
+        if self.together == self.blocks:
+            return 1
+        left = _REGISTERS - self.sums - self.h * self.row_registers
+        return min(left // self.unit, _AHEAD)
 
     @property
     def _pixels_in_reach(self) -> bool:
@@ -219,7 +231,7 @@ class LaneTile(Sized):
         pointers = [*(f"x{h}" for h in range(self.h)), *(f"w{o}" for o in range(self.c))]
         looped = self.together < self.blocks
         changing = [("ptr", f"%{one}") for one in pointers] + [("i64", f"{self.blocks // self.together}")] * looped
-        used = self.h * self.row_registers + self.unit
+        used = self.h * self.row_registers + self.unit * self.buffers
         changed = [*(f"v{at}" for at in range(used)), "memory", *["cc"] * looped]
         inputs = [("r", "i64 %rest"), ("r", "i64 %gap")]
         call = AssemblyCall(vector, len(places), changing, inputs, changed, self._assembly())
@@ -240,37 +252,48 @@ class LaneTile(Sized):
         first = len(self._places())
         counter = first + self.h + self.c
         looped = self.together < self.blocks
-        step = self._step(first, 2 * (counter + looped))  # behind the outputs, which are inputs, too
-        lines = ["1:"] * looped
-        for at in range(self.together):
-            last = looped and at == self.together - 1
-            lines += ([f"subs ${{{counter}}}, ${{{counter}}}, #1"] if last else []) + step
-        return [*lines, *["b.ne 1b"] * looped]
+        steps = self._pass(first, 2 * (counter + looped))  # behind the outputs, which are inputs, too
+        return ["1:", *steps, f"subs ${{{counter}}}, ${{{counter}}}, #1", "b.ne 1b"] if looped else steps
 
-    def _step(self, first: int, fixed: int) -> list[str]:
-        """Return the instructions of a step. first: operand of the first row's pointer; fixed: that of the distance of
-        planes.
+    def _pass(self, first: int, fixed: int) -> list[str]:
+        """Return the instructions of the steps of a pass. first: operand of the first row's pointer; fixed: that of the
+        distance of planes.
+
+        Weights are loaded ahead of their products where registers are left.
         """
-        of = self.of
-        lines = [line for h in range(self.h) for line in self._load_row(h, first + h)]
-        lines += [f"add ${{{first + h}}}, ${{{first + h}}}, ${{{fixed}}}" for h in range(self.h)]
-        begin, places = self.h * self.row_registers, self._places()
-        of_word, total = of.registers[2], of.words * of.registers[2]
-        for at in range(0, total, self.unit):
-            for o in range(self.c):
-                lines.append(_load(begin, self.unit, first + self.h + o))
-                for k in range(at, min(at + self.unit, total)):
-                    for index, (block, h, w, part) in enumerate(places):
-                        if (block, part) == (o, k % of_word):
-                            register, lane = self._pixel(h, w, k // of_word)
-                            operands = of.operands.format(
-                                c=f"${{{index}}}", w=f"v{begin + k - at}", p=f"v{register}", lane=lane
-                            )
-                            lines.append(f"{of.name} {operands}")
-        if self.taps > 1:
-            lines += [
-                f"add ${{{first + self.h + o}}}, ${{{first + self.h + o}}}, ${{{fixed + 1}}}" for o in range(self.c)
-            ]
+        total, lines = self.of.words * self.of.registers[2], []
+        groups = [
+            (step, at, o) for step in range(self.together) for at in range(0, total, self.unit) for o in range(self.c)
+        ]
+        begin, loaded = self.h * self.row_registers, 0
+        for index, (_, at, o) in enumerate(groups):
+            if at == o == 0:
+                lines += [line for h in range(self.h) for line in self._load_row(h, first + h)]
+                lines += [f"add ${{{first + h}}}, ${{{first + h}}}, ${{{fixed}}}" for h in range(self.h)]
+            while loaded < min(index + self.buffers, len(groups)):
+                later, part, block = groups[loaded]
+                lines += self._gap(first + self.h + block, fixed) if later and part == 0 else []
+                start = begin + loaded % self.buffers * self.unit
+                lines.append(_load(start, self.unit, first + self.h + block))
+                loaded += 1
+            lines += self._products(o, range(at, min(at + self.unit, total)), begin + index % self.buffers * self.unit)
+        return [*lines, *(line for o in range(self.c) for line in self._gap(first + self.h + o, fixed))]
+
+    def _gap(self, pointer: int, fixed: int) -> list[str]:
+        """Return the instruction that moves a pointer of weights to those of the next block of input channels."""
+        return [f"add ${{{pointer}}}, ${{{pointer}}}, ${{{fixed + 1}}}"] if self.taps > 1 else []
+
+    def _products(self, o: int, weights: range, start: int) -> list[str]:
+        """Return the products of a block of channels with weights of a step, in registers from `start` on."""
+        of, lines = self.of, []
+        for k in weights:
+            for index, (block, h, w, part) in enumerate(self._places()):
+                if (block, part) == (o, k % of.registers[2]):
+                    register, lane = self._pixel(h, w, k // of.registers[2])
+                    operands = of.operands.format(
+                        c=f"${{{index}}}", w=f"v{start + k - weights[0]}", p=f"v{register}", lane=lane
+                    )
+                    lines.append(f"{of.name} {operands}")
         return lines
 
     def _load_row(self, h: int, pointer: int) -> list[str]:
