@@ -49,8 +49,9 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # residual sums of int8 by factors of 16 bits. 49: int8 of arm64: bounded sums narrowed by uzp1, biases loaded. 50:
 # dense blocks joined in place, GELU and erf of AVX-512 by pieces, transposed tiles, attention of arm64 in assembly.
 # 51: x * sigmoid(x) of AVX-512 as one, assembly of arm64's functions is moved out of loops. 52: its temporaries in the
-# first registers. 53: stacks of AVX-512 aligned.
-_CODEGEN = "55"
+# first registers. 53: stacks of AVX-512 aligned. 54: products of two images and transposes by arm64's tiles. 56: one
+# block of channels by loops over its axes on arm64.
+_CODEGEN = "56"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
