@@ -100,3 +100,20 @@ def test_other_kernels_are_no_transpositions(operator: Callable[[Any], Any]) -> 
     for workload in extract_workloads(lowered):
         found = template_for(workload.function, HOST.cpu_features(), TEMPLATES)
         assert found is not None and found[0].name != "transposition"
+
+
+def test_what_is_computed_before_it_is_packed_needs_no_divisions_on_arm64() -> None:
+    """A loop for each axis of the image, though it has one block of channels."""
+    target = CpuBackend(ResolvedTarget("llvm", "cortex-a76", "aarch64-linux-gnu", (), 1, "g++"))
+    lowered = lower(
+        of_one_operator(
+            lambda x: relax.op.permute_dims(
+                relax.op.reshape(relax.op.multiply(x, relax.const(0.3, "float32")), (1, 1, 8, 9, 9)), (0, 1, 3, 4, 2)
+            ),
+            (8, 9, 9),
+        ),
+        target,
+    )
+    [workload] = extract_workloads(lowered)
+    found = template_for(workload.function, target.cpu_features(), TEMPLATES)
+    assert found is not None and found[0].name == "elementwise" and found[1][0].get("nested")

@@ -49,9 +49,10 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # residual sums of int8 by factors of 16 bits. 49: int8 of arm64: bounded sums narrowed by uzp1, biases loaded. 50:
 # dense blocks joined in place, GELU and erf of AVX-512 by pieces, transposed tiles, attention of arm64 in assembly.
 # 51: x * sigmoid(x) of AVX-512 as one, assembly of arm64's functions is moved out of loops. 52: its temporaries in the
-# first registers. 53: stacks of AVX-512 aligned. 54, 55: order of arm64's loops by traffic, numbers moved by tiles. 56:
-# weights of arm64's tiles loaded ahead.
-_CODEGEN = "56"
+# first registers. 53: stacks of AVX-512 aligned. 54: kernels without checks of arguments, products of two images and
+# moves by arm64's tiles, order of its loops by traffic. 56: weights of arm64's tiles loaded ahead, one block of
+# channels by loops over its axes.
+_CODEGEN = "57"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",

@@ -70,15 +70,16 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     if not sizes:  # a scalar
         return [{"parallel": 0, "rows": 0, "rows_first": 0}]
     packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and sizes[-1] in (*range(_FEW + 1), cpu.channel_block)
+    neon = "neon" in cpu.dots
     by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_permutes(kernel) and not packed_image)
     least = 2 if _permutes(kernel) else 3
     variants = [(0, 0)] if len(sizes) < least else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
-    if len(sizes) == _PACKED_AXES and sizes[1] > 1:
+    if len(sizes) == _PACKED_AXES and (sizes[1] > 1 or (neon and packed_image and sizes[-1] > _FEW)):
         variants.insert(0 if packed_image and not by_rows else len(variants), (1, 1))
     knobs = [
         {"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in variants for parallel in order
     ]
-    if "neon" in cpu.dots or packed_image:  # dividing a place into its axes takes 20 instructions for a vector
+    if neon or packed_image:  # dividing a place into its axes takes 20 instructions for a vector
         nested = [{**one, "nested": 1} for one in knobs if one["rows_first"]]
         if len(sizes) == _PACKED_AXES and sizes[2] == 1 < sizes[1] and sizes[-1] == cpu.channel_block:
             nested = [{"parallel": parallel, "rows": 1, "rows_first": 0, "nested": 1} for parallel in order] + nested
@@ -87,7 +88,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         return knobs
     if any(_concat_offsets(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
-    if "neon" in cpu.dots and _quantized_image(schedule, kernel):  # NEON stores vectors of four channels pixel by pixel
+    if neon and _quantized_image(schedule, kernel):  # NEON stores vectors of four channels pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
     return knobs
 
