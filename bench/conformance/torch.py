@@ -128,11 +128,9 @@ def _compute(module: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], set[s
 
 
 def _calls(program: Any) -> set[str]:
-    return {
-        str(node.target)
-        for node in program.graph_module.graph.nodes
-        if node.op == "call_function" and hasattr(node.target, "_schema")
-    }
+    """Return the operators of a program, those that another one calls by its arguments included."""
+    called = (node for node in program.graph_module.graph.nodes if node.op == "call_function")
+    return {str(one) for node in called for one in (node.target, *node.args) if hasattr(one, "_schema")}
 
 
 def _is_core(call: str) -> bool:

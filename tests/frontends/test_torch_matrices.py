@@ -42,6 +42,17 @@ def test_matrices(names: list[str]) -> None:
     check(few, a, torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1)), in_numpy=True)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (0, 0), (0, 3, 3)], ids=str)
+def test_matrices_of_one_element_or_none(shape: tuple[int, ...]) -> None:
+    functions: Functions = {
+        "logarithm": lambda a: torch.linalg.slogdet(a)[1],
+        "determinant": torch.linalg.det,
+        "inverse": torch.linalg.inv,
+        "triangle": lambda a: torch.linalg.solve_triangular(a, a, upper=True),
+    }
+    check(functions, torch.full(shape, 3.0))
+
+
 class Spectral(torch.nn.Module):
     """A Fourier layer: complex weights multiply the low frequencies."""
 

@@ -191,5 +191,5 @@ def test_a_script_that_rejects_integers_without_elements_is_refused(sizes: tuple
 
     example = [torch.zeros(size, dtype=torch.int64) for size in sizes]
     with pytest.raises(ModelFileError, match="rejects inputs of zeros"):
-        recorded(None, run, example, [], "it")
+        recorded(torch.nn.Identity(), run, example, [], "it")
     assert ([] in tried[-1]) and len(tried) == (4 if 2 in sizes else 2)

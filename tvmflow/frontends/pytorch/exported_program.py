@@ -116,7 +116,7 @@ def _check_effects(program: Any) -> None:
     named = {str(n.args[1]) for n in program.graph_module.graph.nodes if getattr(n.target, "__name__", "") == _EFFECTS}
     if named:
         raise UnsupportedOperatorError(
-            f"the model calls operators with effects beside their results: {', '.join(sorted(named))[:300]}",
+            f"the PyTorch importer does not support {', '.join(sorted(named))[:300]}: effects beside results",
             "operators that only compute, of matrices of at most 64 rows for factorizations",
             "remove the checks or prints of the model, or export it in another format",
         )

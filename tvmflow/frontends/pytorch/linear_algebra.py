@@ -14,8 +14,10 @@ import torch
 _LARGEST = 64  # rows: a step becomes about ten operators
 
 
-def _is_large(matrix: Any) -> bool:
-    return not isinstance(matrix.shape[-1], int) or matrix.shape[-1] > _LARGEST
+def _is_other(matrix: Any) -> bool:
+    """Return whether a matrix has too many rows, or no elements."""
+    rows = matrix.shape[-1]
+    return not isinstance(rows, int) or rows > _LARGEST or 0 in matrix.shape
 
 
 def _eliminated(matrix: Any, right: Any) -> tuple[Any, Any, Any]:
@@ -47,14 +49,14 @@ def _broadcast(matrix: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _inverse(matrix: Any) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype).expand(matrix.shape)
     return _eliminated(matrix, unit)[0]
 
 
 def _solve(matrix: Any, right: Any, *, left: bool = True) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     if not left:
         return _solve(matrix.mT, right.mT).mT
@@ -73,14 +75,14 @@ def _parts_of_determinant(matrix: Any) -> tuple[Any, Any]:
 
 
 def _determinant(matrix: Any) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     pivots, sign = _parts_of_determinant(matrix)
     return pivots.prod(-1) * sign, matrix, torch.zeros_like(matrix[..., 0], dtype=torch.int32)
 
 
 def _log_determinant(matrix: Any) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     pivots, sign = _parts_of_determinant(matrix)
     sign = sign * pivots.sign().prod(-1)
@@ -88,7 +90,7 @@ def _log_determinant(matrix: Any) -> Any:
 
 
 def _cholesky(matrix: Any, upper: bool = False) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     left, columns, count = (matrix.mT if upper else matrix), [], matrix.shape[-1]
     for step in range(count):
@@ -117,7 +119,7 @@ def _solve_extended(matrix: Any, right: Any, *, left: bool = True, check_errors:
 
 
 def _solve_triangular(matrix: Any, right: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    if _is_large(matrix):
+    if _is_other(matrix):
         return NotImplemented
     if not left:
         solved = _solve_triangular(matrix.mT, right.mT, upper=not upper, unitriangular=unitriangular)
@@ -141,7 +143,7 @@ def _triangular_solve(
 
 
 def _cholesky_solve(right: Any, factor: Any, upper: bool = False) -> Any:
-    if _is_large(factor):
+    if _is_other(factor):
         return NotImplemented
     lower = factor.mT if upper else factor
     return _solve_triangular(lower.mT, _solve_triangular(lower, right, upper=False), upper=True)

@@ -64,6 +64,8 @@ def digits_of(schedule: Any, kernel: Kernel) -> list[Digit]:
         return []
     load = last.body.value
     while (node := stores.get(loaded(load))) is not None:
+        if len(node.iter_vars) != len(load.indices):  # a block of one number has an axis
+            return []
         places = {axis.var: at for axis, at in zip(node.iter_vars, load.indices, strict=True)}
         if not all(index.same_as(axis.var) for index, axis in zip(node.body.indices, node.iter_vars, strict=True)):
             return []
