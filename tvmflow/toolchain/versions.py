@@ -51,8 +51,8 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # 51: x * sigmoid(x) of AVX-512 as one, assembly of arm64's functions is moved out of loops. 52: its temporaries in the
 # first registers. 53: stacks of AVX-512 aligned. 54: kernels without checks of arguments, products of two images and
 # moves by arm64's tiles, order of its loops by traffic. 56: weights of arm64's tiles loaded ahead, one block of
-# channels by loops over its axes.
-_CODEGEN = "57"
+# channels by loops over its axes. 58: sums over several axes in vectors where the last one takes none.
+_CODEGEN = "58"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, parallelize_loops
+from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, parallelize_loops, region_buffer
 from tvmflow.schedules.cpu.reduction import schedule_outer_reduction
 from tvmflow.schedules.template import (
     SPREAD_LANES,
@@ -82,7 +82,31 @@ def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]
 def _vector_extent(schedule: Any, name: str) -> int:
     """Return the extent of the vectorized axis of a reduction."""
     loops, spatial = _known_axes(schedule, name)
-    return extents(schedule, loops[-1:] if _is_contiguous(schedule, name) or not spatial else [loops[spatial - 1]])[0]
+    if spatial and not _is_contiguous(schedule, name):
+        return extents(schedule, [loops[spatial - 1]])[0]
+    return math.prod(extents(schedule, _joined(schedule, name)))
+
+
+def _joined(schedule: Any, name: str) -> list[Any]:
+    """Return the loops of a reduction along contiguous axes that are divided as one: the last, or all where no vector
+    fits into the last.
+    """
+    loops, spatial = _known_axes(schedule, name)
+    sizes = extents(schedule, loops[spatial:])
+    node = schedule.get(block_ref(schedule, name))
+    reduced = [variable.var for variable in node.iter_vars][spatial:]
+    fits = sizes[-1] & -sizes[-1] >= min(SPREAD_LANES, math.prod(sizes) & -math.prod(sizes))
+    along = [one for one in node.reads if any(bound.min.same_as(axis) for bound in one.region for axis in reduced)]
+    if fits or not all(_reads_all(region, reduced, sizes) for region in along):
+        return list(loops[-1:])
+    return list(loops[spatial:])
+
+
+def _reads_all(region: Any, reduced: list[Any], sizes: list[int]) -> bool:
+    """Whether a reduction reads the last axes of a tensor from end to end, in order."""
+    last = region.region[-len(reduced) :]
+    shape = [int(size) for size in region_buffer(region).shape][-len(reduced) :]
+    return shape == sizes and all(bound.min.same_as(axis) for bound, axis in zip(last, reduced, strict=True))
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
@@ -132,8 +156,9 @@ def _parallelize_rows(schedule: Any, name: str, parallel: int) -> None:
 
 def _split_lanes(schedule: Any, name: str, lanes: int) -> Any:
     """Split a reduction into one for each lane and one over the lanes; return the block of the first."""
-    loops, spatial = _known_axes(schedule, name)
-    _, lane = schedule.split(loops[-1], [None, lanes])
+    spatial, joined = _known_axes(schedule, name)[1], _joined(schedule, name)
+    last = schedule.fuse(*joined) if len(joined) > 1 else joined[0]
+    _, lane = schedule.split(last, [None, lanes])
     return schedule.rfactor(lane, spatial)
 
 
