@@ -16,8 +16,8 @@ from tvmflow.frontends.source_model import Array, Arrays, SourceModel, run_in_ba
 from tvmflow.support.errors import AgreementError, ModelFileError
 
 ROUNDING = 2.0**-23  # between 1 and the next float32
-_FEW = 2
-_NEAR = 16
+_FEW = 2  # samples that foretell whether noise matters
+_PART = 16  # of the bound, from which it is likely to: an import rounds more often than its inputs
 
 
 def measure_noise(
@@ -38,7 +38,7 @@ def is_near(source: SourceModel, inputs: Arrays, batch: int, reference: Arrays, 
         moved = compare_all(run_in_batches(source, tuple(map(move_by_a_rounding, few)), batch), expected)
     except (AgreementError, ModelFileError):
         return True
-    return any(one.max_relative_error > bound / _NEAR or (one.equal or 1.0) < 1.0 for one in moved)
+    return any(one.max_relative_error > bound / _PART or (one.equal or 1.0) < 1.0 for one in moved)
 
 
 def noise_between(

@@ -21,7 +21,7 @@ def _unary(name: str) -> Converter:
     return lambda o: getattr(relax.op, name)(o.values[0])
 
 
-def _same(o: Operands) -> Any:
+def same(o: Operands) -> Any:
     return o.values[0]
 
 
@@ -159,11 +159,16 @@ def _l2_normalization(o: Operands) -> Any:
     return relax.op.divide(x, relax.op.sqrt(relax.op.add(total, constant(o.number("eps", 1e-10)))))
 
 
+def normalized(o: Operands, value: Any, axes: list[int], epsilon: float) -> Any:
+    """Return a value less its mean over axes, divided by its deviation."""
+    centered = o.emit(relax.op.subtract(value, relax.op.mean(value, axis=axes, keepdims=True)))
+    variance = relax.op.mean(o.emit(relax.op.multiply(centered, centered)), axis=axes, keepdims=True)
+    return relax.op.divide(centered, relax.op.sqrt(relax.op.add(variance, constant(epsilon))))
+
+
 def _instance_norm(o: Operands) -> Any:
-    x, spatial = o.values[0], list(range(2, len(o.shape)))
-    centered = o.emit(relax.op.subtract(x, relax.op.mean(x, axis=spatial, keepdims=True)))
-    variance = relax.op.mean(o.emit(relax.op.multiply(centered, centered)), axis=spatial, keepdims=True)
-    normal = relax.op.divide(centered, relax.op.sqrt(relax.op.add(variance, constant(o.number("eps", 1e-3)))))
+    spatial = list(range(2, len(o.shape)))
+    normal = normalized(o, o.values[0], spatial, o.number("eps", 1e-3))
     gamma, beta = (o.array(at).reshape(1, -1, *(1 for _ in spatial)) for at in (1, 2))
     return relax.op.add(relax.op.multiply(normal, constant(gamma)), constant(beta))
 
@@ -172,8 +177,7 @@ def _layer_norm(o: Operands) -> Any:
     return relax.op.nn.layer_norm(*o.values[:3], axes=[o.axis("axis", -1)], epsilon=o.number("eps", 1e-5))
 
 
-UNARY = "abs exp log sqrt rsqrt square negative sign floor ceil trunc sin cos tan sinh cosh asin acos atan asinh acosh "
-UNARY += "atanh erf sigmoid tanh"
+_UNARY = "abs exp log sqrt rsqrt square negative sign floor ceil trunc sin cos tan sinh cosh erf sigmoid tanh"
 _OTHER_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "fix": "trunc", "_np_negative": "negative"}
 _OTHER_NAMES |= {"arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh"}
 _PAIRS = {
@@ -216,7 +220,7 @@ _REVERSED = {
 }
 
 ARITHMETIC: dict[str, Converter] = {
-    **{name: _unary(name) for name in UNARY.split() if not name.startswith("a") or name == "abs"},
+    **{name: _unary(name) for name in _UNARY.split()},
     **{theirs: _unary(ours) for theirs, ours in _OTHER_NAMES.items()},
     **{theirs: _binary(ours) for ours, names in _PAIRS.items() for theirs in names},
     **{theirs: _with_scalar(ours) for ours, names in _SCALARS.items() for theirs in names},
@@ -253,8 +257,8 @@ ARITHMETIC: dict[str, Converter] = {
     "InstanceNorm": _instance_norm,
     "LayerNorm": _layer_norm,
     "LogisticRegressionOutput": _unary("sigmoid"),
-    "LinearRegressionOutput": _same,
-    "MAERegressionOutput": _same,
+    "LinearRegressionOutput": same,
+    "MAERegressionOutput": same,
 }
 
 

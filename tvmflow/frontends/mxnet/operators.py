@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends.mxnet.arithmetic import ARITHMETIC, activation, leaky_relu
+from tvmflow.frontends.mxnet.arithmetic import ARITHMETIC, activation, leaky_relu, normalized, same
 from tvmflow.frontends.mxnet.moves import MOVES
 from tvmflow.frontends.mxnet.operands import Operands, constant
 
@@ -153,10 +153,7 @@ def _softmax_output(o: Operands) -> Any:
 def _group_norm(o: Operands) -> Any:
     groups, shape = o.integer("num_groups", 1), o.shape
     parts = o.emit(relax.op.reshape(o.values[0], (shape[0], groups, math.prod(shape[1:]) // groups)))
-    centered = o.emit(relax.op.subtract(parts, relax.op.mean(parts, axis=[2], keepdims=True)))
-    variance = relax.op.mean(o.emit(relax.op.multiply(centered, centered)), axis=[2], keepdims=True)
-    scale = relax.op.sqrt(relax.op.add(variance, constant(o.number("eps", 1e-5))))
-    normal = o.emit(relax.op.reshape(o.emit(relax.op.divide(centered, scale)), shape))
+    normal = o.emit(relax.op.reshape(o.emit(normalized(o, parts, [2], o.number("eps", 1e-5))), shape))
     gamma, beta = (
         np.repeat(one, shape[1] // len(one)).reshape(1, -1, *(1 for _ in shape[2:])) for one in (o.array(1), o.array(2))
     )
@@ -177,10 +174,6 @@ def _lrn(o: Operands) -> Any:
         constant(o.number("knorm", 2.0)), relax.op.multiply(constant(o.number("alpha", 1e-4) / size), total)
     )
     return relax.op.divide(x, relax.op.power(scale, constant(o.number("beta", 0.75))))
-
-
-def _same(o: Operands) -> Any:
-    return o.values[0]
 
 
 OPERATORS: dict[str, Callable[[Operands], Any]] = {
@@ -204,5 +197,5 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "Softmax": _softmax_output,
     "LRN": _lrn,
     "GroupNorm": _group_norm,
-    **dict.fromkeys(("Dropout", "identity", "_copy", "BlockGrad", "MakeLoss", "make_loss"), _same),
+    **dict.fromkeys(("Dropout", "identity", "_copy", "BlockGrad", "MakeLoss", "make_loss"), same),
 }

@@ -27,6 +27,7 @@ class _WritesError(Exception):
 
 def decompose(program: Any) -> Any:
     """Return a torch.export program in core operators. Raises PyTorch's errors."""
+    # A table for each: PyTorch takes the composite operators out of it.
     return _traced(program, _table(program)) or program.run_decompositions(_table(program))
 
 
